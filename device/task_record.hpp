@@ -1,0 +1,321 @@
+// Wire structs: what Python packs, and what host and device workers read. One file for all sides.
+//
+// Owns: the byte layout of records, step state, requests, spans and faults.
+// Does not know: who schedules (scheduler/) and what a body computes (device/bodies/).
+// gpurt/wire.py states the same layouts as numpy dtypes; tests/unit/test_wire.py compares the two.
+// Every field is a sized type; every struct states its size; addresses are u64.
+#pragma once
+#include "types.hpp"
+
+namespace gpurt {
+
+// ---- limits that the layouts fix; the planner keeps every plan within them -------------------
+constexpr u32 kWaitsPerTask = 4;    // more producers: the planner adds `noop` join tasks
+constexpr u32 kSignalsPerTask = 4;  // more counters: the planner coarsens edges to whole operators
+constexpr u32 kAddrsPerTask = 8;
+constexpr u32 kParamsPerTask = 12;
+constexpr u32 kStopIdsPerRequest = 16;
+constexpr u32 kCounterStride = 64;  // bytes between counters: no two share a cache line on a CPU
+
+// Element types as bodies see them in their parameters; gpurt/wire.py has the same numbers.
+enum DTypeCode : u32 {
+  kF32 = 0,
+  kF16 = 1,
+  kBf16 = 2,
+  kI32 = 3,
+  kU32 = 4,
+  kU8 = 5,
+  kQ41 = 6,
+  kQ80 = 7,
+};
+
+// ---- plan ------------------------------------------------------------------------------------
+struct Wait {
+  u32 counter;           // index into Program::counters
+  u32 signals_per_step;  // the wait of step s (from 0) is for signals_per_step * (s + 1)
+};
+static_assert(sizeof(Wait) == 8);
+
+enum TaskFlags : u16 {
+  kTaskAdvance = 1,     // runs advance(): writes the next StepState and opens the next step
+  kTaskPayloadIn = 2,   // the body polls its inputs: data is its own flag
+  kTaskPayloadOut = 4,  // the body stores granules that readers poll
+  kTaskRearm = 8,       // refills payload buffers with the sentinel
+};
+
+// One task, complete in itself, so that one asynchronous copy brings all a worker needs.
+struct alignas(16) TaskRecord {
+  u64 stream_base;   // first byte of this task's packed weights, 0 if it streams none
+  u32 stream_bytes;  // multiple of 16
+  u16 body;          // index into the executor's body table
+  u16 flags;         // TaskFlags
+  u32 task_index;    // == index of this record: records lie in topological order
+  u32 op_index;      // operator of the Graph that this tile belongs to
+  u16 wait_count;
+  u16 signal_count;
+  u16 layer;         // for traces only
+  u16 payload_mask;  // bit i: addr[i] lies in the payload arena; add (step & 1) * payload_set_bytes
+  Wait wait[kWaitsPerTask];
+  u32 signal[kSignalsPerTask];
+  u32 tile[4];              // coordinates, meaning fixed by the body
+  u64 addr[kAddrsPerTask];  // buffers, in the order of the body's `args`
+  u32 param[kParamsPerTask];  // scalars, in the order of the body's `params`; floats by bit pattern
+};
+static_assert(sizeof(TaskRecord) == 208 && alignof(TaskRecord) == 16);
+
+enum Policy : u32 { kPolicyStatic = 0, kPolicyClaim = 1, kPolicyReady = 2 };
+
+// A run of operators under one policy. Every worker walks the segments in this order.
+struct Segment {
+  u32 policy;  // Policy
+  u32 begin;   // tasks [begin, end) of the plan
+  u32 end;
+  u32 cursor;  // claim, ready: index into Program::cursors
+};
+static_assert(sizeof(Segment) == 16);
+
+// What a signal on a counter does besides counting: dependents under the `ready` policy.
+struct CounterInfo {
+  u32 signals_per_step;
+  u32 successor_begin;  // into Program::successors (task indices)
+  u32 successor_count;
+  u32 reserved;
+};
+static_assert(sizeof(CounterInfo) == 16);
+
+// Head and tail of one segment's queue, each alone in its line.
+struct alignas(64) Cursor {
+  u64 head;  // next ticket to take: only grows; ticket t belongs to step t / tasks, task t % tasks
+  u8 pad0[56];
+  u64 tail;  // `ready`: next slot to fill: only grows
+  u8 pad1[56];
+};
+static_assert(sizeof(Cursor) == 128);
+
+// ---- step ------------------------------------------------------------------------------------
+enum RowFlags : u32 { kRowSample = 1 };  // this row's logits are wanted
+
+struct RowState {
+  u32 token;
+  u32 slot;
+  u32 position;
+  u32 flags;  // RowFlags
+};
+static_assert(sizeof(RowState) == 16);
+
+enum Phase : u32 { kPhasePlain = 0, kPhasePrefill = 1, kPhaseDecode = 2 };
+
+// Written by the advance task of the step before (or by admission when idle); read by every task.
+// `rows` RowStates follow in memory, up to Program::rows_capacity; then as many u32 sample rows
+// (the row index of each sampled row, ascending); then as many u32 sampled tokens (out).
+struct StepState {
+  u64 step;          // this step's number since launch, from 0
+  u32 rows;          // active rows
+  u32 sample_count;  // how many rows want logits
+  u32 phase;         // Phase of the first row: for traces
+  u32 reserved[11];
+};
+static_assert(sizeof(StepState) == 64);
+
+// ---- requests --------------------------------------------------------------------------------
+enum RequestKind : u32 { kRequestSteps = 0, kRequestGenerate = 1 };
+enum FinishReason : u32 {
+  kFinishNone = 0,
+  kFinishStop = 1,       // a stop id was produced (it is the last token of the output)
+  kFinishLength = 2,     // max_tokens or the context bound
+  kFinishCancelled = 3,  // RequestRecord::cancel was seen
+  kFinishFault = 4,      // the run was aborted; see Fault
+  kFinishSteps = 5,      // kRequestSteps: all steps done
+};
+enum RequestFlags : u32 { kRequestIgnoreStop = 1 };
+
+// Host-mapped; entry = sequence % Program::queue_capacity. The host fills it, then publishes
+// HostControl::submit_tail with a release. Only `cancel` changes after that.
+struct RequestRecord {
+  u64 sequence;  // from 0, in submission order
+  u32 kind;      // RequestKind
+  u32 flags;     // RequestFlags
+  u32 prompt_tokens;
+  u32 max_tokens;  // kRequestGenerate: 1 or more; kRequestSteps: number of steps
+  f32 temperature;  // 0: greedy
+  u32 top_k;        // 0: off
+  f32 top_p;        // 1: off
+  u32 stop_count;
+  u64 seed;
+  u32 cancel;  // the host sets 1
+  u32 reserved[3];
+  u32 stop_ids[kStopIdsPerRequest];
+};
+static_assert(sizeof(RequestRecord) == 128);
+
+// Host-mapped; same index. The device publishes token_count, then finish_reason, with releases.
+struct RequestOutput {
+  u64 token_count;    // tokens readable in Program::output_tokens[entry]
+  u32 finish_reason;  // FinishReason, stored last
+  u32 steps;          // steps this request took part in
+  u64 begin_ns;       // admission, first token, end: device clock, nanoseconds
+  u64 first_token_ns;
+  u64 end_ns;
+  u64 first_step;  // number of its first and last step, for traces
+  u64 last_step;
+  u64 reserved;
+};
+static_assert(sizeof(RequestOutput) == 64);
+
+// State of one sequence on the device; only advance and admission touch it.
+struct SlotState {
+  u32 active;
+  u32 entry;     // index into requests and outputs
+  u32 position;  // next position to feed
+  u32 prompt_tokens;
+  u32 produced;
+  u32 max_tokens;
+  u32 last_token;
+  u32 kind;
+  u32 flags;
+  u32 stop_count;
+  f32 temperature;
+  u32 top_k;
+  f32 top_p;
+  u32 reserved;
+  u64 seed;
+  u32 stop_ids[kStopIdsPerRequest];
+};
+static_assert(sizeof(SlotState) == 128);
+
+// ---- control ---------------------------------------------------------------------------------
+enum KernelState : u32 {
+  kKernelAbsent = 0,   // set by the host before a launch
+  kKernelRunning = 1,  // set by the controller once every worker checked in
+  kKernelEnding = 2,   // set by the controller: takes no further request
+};
+
+enum FaultKind : u32 {
+  kFaultNone = 0,
+  kFaultEdgeTimeout = 1,     // a counter did not reach its target
+  kFaultPayloadTimeout = 2,  // a sentinel never went away
+  kFaultStreamTimeout = 3,   // a weight copy never landed
+  kFaultQueueTimeout = 4,    // a claimed ready slot was never filled
+  kFaultNonFinite = 5,       // a body met NaN or infinity where the model needs a number
+  kFaultHostBody = 6,        // a Python body raised
+  kFaultCheckIn = 7,         // not every worker arrived
+};
+
+struct Fault {
+  u32 kind;  // FaultKind, stored last with a release
+  u32 worker;
+  u32 task;
+  u32 counter;
+  u64 step;
+  u64 seen;
+  u64 needed;
+  u64 waited_ns;
+  u32 detail[4];  // kFaultNonFinite: row, column, buffer argument index
+};
+static_assert(sizeof(Fault) == 64);
+
+// Host-mapped. The host writes the first line, the device the second.
+struct alignas(64) HostControl {
+  u64 submit_tail;   // requests published
+  u32 exit_request;  // 1: end at the next request boundary
+  u32 abort_request;  // 1: end now
+  u8 pad0[48];
+  u64 submit_head;     // requests admitted
+  u32 kernel_state;    // KernelState
+  u32 workers_in;      // workers that checked in since launch
+  u64 heartbeat;       // steps finished since launch: the host's watchdog reads it
+  u64 idle_since_ns;   // device clock when the last request ended, 0 while busy
+  u8 pad1[32];
+  Fault fault;
+};
+static_assert(sizeof(HostControl) == 192);
+
+// Device memory. `mirror_*` is what the controller last saw in HostControl.
+struct alignas(64) DeviceControl {
+  u64 steps_open;  // step s may run once steps_open >= s + 1: the word every worker waits on
+  u8 pad0[56];
+  u64 mirror_submit_tail;
+  u32 mirror_exit;
+  u32 mirror_cancel;  // 1: some active request's cancel flag is set; advance re-reads them all
+  u32 abort;          // any worker raises it; all drain
+  u32 exit;           // set by the controller when idle: workers leave
+  u32 idle;           // advance set it: no step is open; the controller owns admission
+  u32 workers_in;
+  u8 pad1[32];
+};
+static_assert(sizeof(DeviceControl) == 128);
+
+// ---- trace -----------------------------------------------------------------------------------
+// One task on one worker. Times are ticks of Program::tick_ns_x1024 / 1024 nanoseconds.
+struct Span {
+  u64 begin;  // claimed: the wait starts here
+  u32 task;
+  u32 step;
+  u32 wait;   // ticks until all edges were met
+  u32 stall;  // ticks of the run spent waiting for streamed weights
+  u32 run;    // ticks from edges met to signalled
+  u32 worker;
+};
+static_assert(sizeof(Span) == 32);
+
+struct StepSummary {
+  u64 step;
+  u64 begin_ns;
+  u64 end_ns;
+  u32 rows;
+  u32 phase;
+};
+static_assert(sizeof(StepSummary) == 32);
+
+// ---- program ---------------------------------------------------------------------------------
+// All a worker needs to run a loaded plan. Addresses are valid where the worker runs.
+struct alignas(64) Program {
+  u64 records;        // TaskRecord[task_count]
+  u64 segments;       // Segment[segment_count]
+  u64 lists;          // u32 task indices, static segments, worker-major
+  u64 list_offsets;   // u32[worker_count * segment_count + 1] into lists
+  u64 counters;       // u64 every kCounterStride bytes, [counter_count]
+  u64 counter_infos;  // CounterInfo[counter_count]
+  u64 successors;     // u32 task indices
+  u64 arrived;        // u64[task_count]: waits met so far, only grows (`ready`)
+  u64 ready_slots;    // u64[task_count]: slot of ticket t of a segment: begin + t % (end - begin)
+  u64 cursors;        // Cursor[]
+  u64 step_state;     // StepState and its rows
+  u64 slots;          // SlotState[slot_count]
+  u64 device_control;  // DeviceControl
+  u64 host_control;    // HostControl
+  u64 requests;        // RequestRecord[queue_capacity]
+  u64 outputs;         // RequestOutput[queue_capacity]
+  u64 prompt_tokens;   // u32[queue_capacity][context_capacity]
+  u64 output_tokens;   // u32[queue_capacity][context_capacity]
+  u64 spans;           // Span[worker_count][span_capacity]; span_capacity is a power of two
+  u64 span_counts;     // u64[worker_count], every 64 bytes
+  u64 sampled_spans;   // Span[worker_count][span_capacity]: steps with step % sample_period == 0
+  u64 sampled_counts;  // u64[worker_count], every 64 bytes
+  u64 summaries;       // StepSummary[summary_capacity], by step % summary_capacity
+  u64 wait_timeout_ns;     // no progress for this long is a Fault
+  u64 linger_ns;           // idle this long: the kernel ends; 0: it stays
+  u64 residency_ns;        // resident this long: the kernel ends at the next request boundary; 0: no limit
+  u64 tick_ns_x1024;       // nanoseconds per Span tick, times 1024
+  u64 first_step;          // 0, or just below 2^32 in tests
+  u64 payload_set_bytes;   // distance between the two sets of payload buffers
+  u64 held_tickets;        // u64[worker_count * segment_count]: ticket + 1 taken for a later step
+  u32 task_count;
+  u32 segment_count;
+  u32 worker_count;
+  u32 counter_count;
+  u32 rows_capacity;     // rows of one step
+  u32 slot_count;        // sequences of one step
+  u32 queue_capacity;    // requests in flight
+  u32 context_capacity;  // positions of one sequence
+  u32 span_capacity;     // 0: tracing off
+  u32 summary_capacity;
+  u32 sample_period;
+  u32 vocab_size;  // 0 for a plain graph
+  u32 prefill_rows;  // at most this many rows of one sequence in a prefill step, <= rows_capacity
+  u32 team_warps;    // cuda: 16 or 1
+  u32 reserved[2];
+};
+static_assert(sizeof(Program) == 320);
+
+}  // namespace gpurt

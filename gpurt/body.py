@@ -1,0 +1,124 @@
+"""Body: what a Task computes. How it is cut into tiles, its reference, and its source.
+
+A built-in body has one stem in four folders: device/bodies/X.cuh, device/bodies/X.hpp,
+graphs/ops/X.py, tests/gpu/test_X.py. A body of a user's own is made by `body()`: one numpy
+function, which is its host version and its oracle, and one CUDA struct for the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from gpurt.buffer import Region
+    from gpurt.graph import Operator
+
+Param = int | float
+Access = Literal["r", "w", "rw"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a plan is made for. Tiles and the order of sums depend on `kind` and `arch` alone,
+    never on workers or team, so that any number of workers gives the same bits."""
+
+    kind: Literal["host", "cuda"]
+    workers: int
+    team_warps: int = 1
+    arch: str = ""  # cuda: "sm_90a"
+    smem_bytes: int = 0  # cuda: shared memory one block may use
+    l2_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A tile's weights: one contiguous range of the packed buffer bound to argument `arg`."""
+
+    arg: str
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One Task of an Operator: coordinates, the regions it touches, the bytes it streams."""
+
+    coords: tuple[int, int, int, int]
+    reads: tuple[Region, ...]
+    writes: tuple[Region, ...]
+    stream: Stream | None = None
+    cost_bytes: int = 0  # bytes moved, for the planner's cost model
+
+
+@dataclass(frozen=True)
+class Arg:
+    """A buffer argument of a Body: its name and how it is used. Order is `TaskRecord.addr` order."""
+
+    name: str
+    access: Access
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """The rows of a step, as a reference sees them: arrays of `rows` elements."""
+
+    token: NDArray[np.uint32]
+    slot: NDArray[np.uint32]
+    position: NDArray[np.uint32]
+    sample_rows: NDArray[np.uint32]  # indices of rows whose logits are wanted
+
+
+class Tiler(Protocol):
+    """Cuts an operator into tiles for a target. Pure: the same operator gives the same tiles."""
+
+    def __call__(self, op: Operator, target: Target) -> list[Tile]: ...
+
+
+class Reference(Protocol):
+    """Computes a whole operator in numpy float32. `arrays` maps argument name to the WHOLE buffer
+    as an array (weights and bf16 activations as float32, written in place)."""
+
+    def __call__(
+        self, op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class Body:
+    """A body's contract. `packing(op, arg, target)` names the layout a weight is packed to at load
+    ("" for row-major as stored); graphs/ops/packing.py has the packers by name."""
+
+    name: str
+    args: tuple[Arg, ...]
+    params: tuple[str, ...] = ()
+    tile: Tiler | None = None  # None: one task
+    reference: Reference | None = None
+    packing: Callable[[Operator, str, Target], str] | None = None
+    host: Callable[..., None] | None = None  # a user's numpy function
+    cuda: str = ""  # a user's CUDA struct
+
+    @property
+    def is_user(self) -> bool:
+        """Whether this body was made by `body()`."""
+        return self.host is not None
+
+
+def body(name: str, host: Callable[..., None], cuda: str = "") -> Body:
+    """A body of your own.
+
+    host: called as `host(*reads, *writes, **params)` with numpy arrays that view the declared
+        regions; writes are filled in place. It runs on a worker thread, under the GIL.
+    cuda: the source of `struct NAME { __device__ static void run(const gpurt::TaskRecord& task,
+        const gpurt::BodyContext& context); };` where task.addr holds reads then writes.
+    Raises: ValueError if the name is no identifier.
+    """
+    if not name.isidentifier():
+        msg = f"a body's name must be an identifier, got {name!r} - at gpurt.body"
+        raise ValueError(msg)
+    return Body(name=name, args=(), host=host, cuda=cuda)

@@ -1,0 +1,210 @@
+"""Graph: the tasks of one step and the regions they read and write. Edges follow from that.
+
+Owns: buffers, operators and the order in which the program wrote them. Knows nothing of workers,
+tiles or devices: gpurt/planner lowers a Graph to a Plan. Host only, no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpurt.body import Body, Param
+from gpurt.buffer import DTYPES, Buffer, DType, Region, Role, u32
+from gpurt.errors import GraphError
+
+Operand = Buffer | Region
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One call of a Body. The planner cuts it into one or more Tasks."""
+
+    index: int
+    body: Body
+    args: dict[str, Region]  # by the body's argument name, in its order; absent optionals left out
+    params: dict[str, Param]
+    name: str
+    layer: int
+    path: str  # for error messages: "graph.layers[3].mlp"
+    reads: tuple[Region, ...] = field(default=())
+    writes: tuple[Region, ...] = field(default=())
+
+
+class Graph:
+    """The tasks of one step.
+
+    rows: rows (tokens) one step can carry. slots: sequences one step can mix. context: positions
+    of one sequence. vocab: logits a row, 0 for a graph that makes no tokens.
+    Not thread-safe; a Graph is frozen by its first plan.
+    """
+
+    def __init__(
+        self,
+        name: str = "graph",
+        *,
+        rows: int = 1,
+        slots: int = 1,
+        context: int = 1,
+        vocab: int = 0,
+    ) -> None:
+        """Start an empty graph. Raises: GraphError if a bound is not positive."""
+        for what, value in (("rows", rows), ("slots", slots), ("context", context)):
+            if value < 1:
+                raise GraphError(f"{what} is {value} - at {name} - use 1 or more")
+        self.name, self.rows, self.slots, self.context, self.vocab = (
+            name,
+            rows,
+            slots,
+            context,
+            vocab,
+        )
+        self.buffers: list[Buffer] = []
+        self.operators: list[Operator] = []
+        self.inputs: dict[str, Buffer] = {}
+        self.outputs: dict[str, Buffer] = {}
+        self._scope: list[str] = []
+        self._layer = 0
+        self.sampled: Buffer | None = None
+        if vocab:
+            # The one buffer that `sample` writes and `advance` reads; it lies in the StepState.
+            self.sampled = self.state("step.sampled", [rows], u32)
+
+    # ---- buffers -----------------------------------------------------------------------------
+    def weight(self, name: str, shape: Sequence[int], dtype: DType | str, source: Any) -> Buffer:
+        """A buffer that no task writes. source: array, DLPack object, or a function giving one."""
+        return self._buffer(name, shape, dtype, "weight", source)
+
+    def activation(self, name: str, shape: Sequence[int], dtype: DType | str) -> Buffer:
+        """A buffer that lives inside a step."""
+        return self._buffer(name, shape, dtype, "activation", None)
+
+    def state(self, name: str, shape: Sequence[int], dtype: DType | str) -> Buffer:
+        """A buffer that outlives a step; zero at load."""
+        return self._buffer(name, shape, dtype, "state", None)
+
+    def input(self, name: str, shape: Sequence[int], dtype: DType | str) -> Buffer:
+        """A state buffer that `submit(graph, inputs={name: array})` fills."""
+        buffer = self.state(name, shape, dtype)
+        self.inputs[name] = buffer
+        return buffer
+
+    def output(self, name: str, shape: Sequence[int], dtype: DType | str) -> Buffer:
+        """A state buffer that `Request.result()` returns."""
+        buffer = self.state(name, shape, dtype)
+        self.outputs[name] = buffer
+        return buffer
+
+    # ---- tasks -------------------------------------------------------------------------------
+    def task(
+        self,
+        body: Body,
+        reads: Sequence[Operand],
+        writes: Sequence[Operand],
+        *,
+        name: str = "",
+        **params: Param,
+    ) -> Operator:
+        """Add one Task: it reads and writes exactly these regions, and is never cut."""
+        regions = [_region(r) for r in (*reads, *writes)]
+        args = {f"arg{i}": region for i, region in enumerate(regions)}
+        read, written = tuple(regions[: len(reads)]), tuple(regions[len(reads) :])
+        return self._add(body, args, dict(params), name, read, written)
+
+    def op(
+        self, body: Body, args: dict[str, Operand | None], *, name: str = "", **params: Param
+    ) -> Operator:
+        """Add an operator of a built-in body; the planner tiles it. Arguments go by name."""
+        bound = {k: _region(v) for k, v in args.items() if v is not None}
+        where = self._path(name or body.name)
+        known = {a.name for a in body.args}
+        missing = [a.name for a in body.args if not a.optional and a.name not in bound]
+        unknown = sorted(set(bound) - known)
+        if missing or unknown:
+            what = f"{body.name} lacks {missing}" if missing else f"{body.name} has no {unknown}"
+            raise GraphError(f"{what} - at {where} - its arguments are {sorted(known)}")
+        lacking = [p for p in body.params if p not in params]
+        extra = sorted(set(params) - set(body.params))
+        if lacking or extra:
+            what = f"{body.name} lacks {lacking}" if lacking else f"{body.name} has no {extra}"
+            raise GraphError(f"{what} - at {where} - its parameters are {list(body.params)}")
+        ordered = {a.name: bound[a.name] for a in body.args if a.name in bound}
+        reads = tuple(bound[a.name] for a in body.args if "r" in a.access and a.name in bound)
+        writes = tuple(bound[a.name] for a in body.args if "w" in a.access and a.name in bound)
+        return self._add(body, ordered, {p: params[p] for p in body.params}, name, reads, writes)
+
+    @contextmanager
+    def at(self, scope: str, layer: int | None = None) -> Iterator[None]:
+        """Names what is added inside: `with graph.at("layers[3]", layer=3):`."""
+        before = self._layer
+        self._scope.append(scope)
+        self._layer = before if layer is None else layer
+        try:
+            yield
+        finally:
+            self._scope.pop()
+            self._layer = before
+
+    def check(self) -> None:
+        """Prove what can be proved before planning. Raises: GraphError naming task and region."""
+        from gpurt.planner.check import check_graph  # noqa: PLC0415 - the planner imports Graph
+
+        check_graph(self)
+
+    # ---- helpers -----------------------------------------------------------------------------
+    def _buffer(
+        self, name: str, shape: Sequence[int], dtype: DType | str, role: Role, source: Any
+    ) -> Buffer:
+        kind = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+        where = self._path(name)
+        if kind is None:
+            raise GraphError(f"unknown dtype {dtype!r} - at {where} - use one of {sorted(DTYPES)}")
+        if not shape or any(n < 1 for n in shape):
+            raise GraphError(f"shape {list(shape)} - at {where} - every axis needs 1 or more")
+        if any(b.name == name for b in self.buffers):
+            raise GraphError(f"two buffers are named {name!r} - at {where} - rename one")
+        if role == "weight" and source is None:
+            raise GraphError(f"weight {name!r} has no source - at {where} - pass an array")
+        kind.row_bytes(shape[-1])
+        buffer = Buffer(name, tuple(shape), kind, role, len(self.buffers), source)
+        self.buffers.append(buffer)
+        return buffer
+
+    def _add(
+        self,
+        body: Body,
+        args: dict[str, Region],
+        params: dict[str, Param],
+        name: str,
+        reads: tuple[Region, ...],
+        writes: tuple[Region, ...],
+    ) -> Operator:
+        where = self._path(name or body.name)
+        for region in writes:
+            if region.buffer.role == "weight":
+                raise GraphError(f"{body.name} writes weight {region} - at {where} - use state")
+        for region in args.values():
+            if self.buffers[region.buffer.index] is not region.buffer:
+                raise GraphError(f"{region} is of another Graph - at {where} - make it here")
+        op = Operator(
+            len(self.operators),
+            body,
+            args,
+            params,
+            name or body.name,
+            self._layer,
+            where,
+            reads,
+            writes,
+        )
+        self.operators.append(op)
+        return op
+
+    def _path(self, leaf: str) -> str:
+        return ".".join([self.name, *self._scope, leaf])
+
+
+def _region(operand: Operand) -> Region:
+    return operand.whole if isinstance(operand, Buffer) else operand

@@ -1,0 +1,1 @@
+"""Loaders: checkpoints (GGUF, HF folders) to weights by name."""

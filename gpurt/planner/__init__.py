@@ -1,0 +1,1 @@
+"""Planner: lowers a Graph to a checked Plan for one target."""

@@ -1,0 +1,1 @@
+"""Trace: spans of a run, their analysis, and what `gpurt trace` shows."""

@@ -1,0 +1,1 @@
+"""Plain torch models that tests and training compare with. The only torch here."""

@@ -25,7 +25,8 @@ Access = Literal["r", "w", "rw"]
 @dataclass(frozen=True)
 class Target:
     """What a plan is made for. Tiles and the order of sums depend on `kind` and `arch` alone,
-    never on workers or team, so that any number of workers gives the same bits."""
+    never on workers or team, so that any number of workers gives the same bits.
+    """
 
     kind: Literal["host", "cuda"]
     workers: int
@@ -57,7 +58,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Arg:
-    """A buffer argument of a Body: its name and how it is used. Order is `TaskRecord.addr` order."""
+    """A buffer argument of a Body: its name and use. Their order is `TaskRecord.addr` order."""
 
     name: str
     access: Access
@@ -77,22 +78,24 @@ class StepRows:
 class Tiler(Protocol):
     """Cuts an operator into tiles for a target. Pure: the same operator gives the same tiles."""
 
-    def __call__(self, op: Operator, target: Target) -> list[Tile]: ...
+    def __call__(self, op: Operator, target: Target) -> list[Tile]:
+        """The tiles of `op`, in an order that is fixed."""
 
 
 class Reference(Protocol):
     """Computes a whole operator in numpy float32. `arrays` maps argument name to the WHOLE buffer
-    as an array (weights and bf16 activations as float32, written in place)."""
+    as an array (weights and bf16 activations as float32, written in place).
+    """
 
-    def __call__(
-        self, op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows
-    ) -> None: ...
+    def __call__(self, op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
+        """Fill the written arrays."""
 
 
 @dataclass(frozen=True)
 class Body:
     """A body's contract. `packing(op, arg, target)` names the layout a weight is packed to at load
-    ("" for row-major as stored); graphs/ops/packing.py has the packers by name."""
+    ("" for row-major as stored); graphs/ops/packing.py has the packers by name.
+    """
 
     name: str
     args: tuple[Arg, ...]

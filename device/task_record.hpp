@@ -57,8 +57,8 @@ struct alignas(16) TaskRecord {
   u16 payload_mask;  // bit i: addr[i] lies in the payload arena; add (step & 1) * payload_set_bytes
   Wait wait[kWaitsPerTask];
   u32 signal[kSignalsPerTask];
-  u32 tile[4];              // coordinates, meaning fixed by the body
-  u64 addr[kAddrsPerTask];  // buffers, in the order of the body's `args`
+  u32 tile[4];                // coordinates, meaning fixed by the body
+  u64 addr[kAddrsPerTask];    // buffers, in the order of the body's `args`
   u32 param[kParamsPerTask];  // scalars, in the order of the body's `params`; floats by bit pattern
 };
 static_assert(sizeof(TaskRecord) == 208 && alignof(TaskRecord) == 16);
@@ -136,7 +136,7 @@ struct RequestRecord {
   u32 kind;      // RequestKind
   u32 flags;     // RequestFlags
   u32 prompt_tokens;
-  u32 max_tokens;  // kRequestGenerate: 1 or more; kRequestSteps: number of steps
+  u32 max_tokens;   // kRequestGenerate: 1 or more; kRequestSteps: number of steps
   f32 temperature;  // 0: greedy
   u32 top_k;        // 0: off
   f32 top_p;        // 1: off
@@ -216,15 +216,15 @@ static_assert(sizeof(Fault) == 64);
 
 // Host-mapped. The host writes the first line, the device the second.
 struct alignas(64) HostControl {
-  u64 submit_tail;   // requests published
-  u32 exit_request;  // 1: end at the next request boundary
+  u64 submit_tail;    // requests published
+  u32 exit_request;   // 1: end at the next request boundary
   u32 abort_request;  // 1: end now
   u8 pad0[48];
-  u64 submit_head;     // requests admitted
-  u32 kernel_state;    // KernelState
-  u32 workers_in;      // workers that checked in since launch
-  u64 heartbeat;       // steps finished since launch: the host's watchdog reads it
-  u64 idle_since_ns;   // device clock when the last request ended, 0 while busy
+  u64 submit_head;    // requests admitted
+  u32 kernel_state;   // KernelState
+  u32 workers_in;     // workers that checked in since launch
+  u64 heartbeat;      // steps finished since launch: the host's watchdog reads it
+  u64 idle_since_ns;  // device clock when the last request ended, 0 while busy
   u8 pad1[32];
   Fault fault;
 };
@@ -270,36 +270,37 @@ static_assert(sizeof(StepSummary) == 32);
 // ---- program ---------------------------------------------------------------------------------
 // All a worker needs to run a loaded plan. Addresses are valid where the worker runs.
 struct alignas(64) Program {
-  u64 records;        // TaskRecord[task_count]
-  u64 segments;       // Segment[segment_count]
-  u64 lists;          // u32 task indices, static segments, worker-major
-  u64 list_offsets;   // u32[worker_count * segment_count + 1] into lists
-  u64 counters;       // u64 every kCounterStride bytes, [counter_count]
-  u64 counter_infos;  // CounterInfo[counter_count]
-  u64 successors;     // u32 task indices
-  u64 arrived;        // u64[task_count]: waits met so far, only grows (`ready`)
-  u64 ready_slots;    // u64[task_count]: slot of ticket t of a segment: begin + t % (end - begin)
-  u64 cursors;        // Cursor[]
-  u64 step_state;     // StepState and its rows
-  u64 slots;          // SlotState[slot_count]
-  u64 device_control;  // DeviceControl
-  u64 host_control;    // HostControl
-  u64 requests;        // RequestRecord[queue_capacity]
-  u64 outputs;         // RequestOutput[queue_capacity]
-  u64 prompt_tokens;   // u32[queue_capacity][context_capacity]
-  u64 output_tokens;   // u32[queue_capacity][context_capacity]
-  u64 spans;           // Span[worker_count][span_capacity]; span_capacity is a power of two
-  u64 span_counts;     // u64[worker_count], every 64 bytes
-  u64 sampled_spans;   // Span[worker_count][span_capacity]: steps with step % sample_period == 0
-  u64 sampled_counts;  // u64[worker_count], every 64 bytes
-  u64 summaries;       // StepSummary[summary_capacity], by step % summary_capacity
-  u64 wait_timeout_ns;     // no progress for this long is a Fault
-  u64 linger_ns;           // idle this long: the kernel ends; 0: it stays
-  u64 residency_ns;        // resident this long: the kernel ends at the next request boundary; 0: no limit
-  u64 tick_ns_x1024;       // nanoseconds per Span tick, times 1024
-  u64 first_step;          // 0, or just below 2^32 in tests
-  u64 payload_set_bytes;   // distance between the two sets of payload buffers
-  u64 held_tickets;        // u64[worker_count * segment_count]: ticket + 1 taken for a later step
+  u64 records;          // TaskRecord[task_count]
+  u64 segments;         // Segment[segment_count]
+  u64 lists;            // u32 task indices, static segments, worker-major
+  u64 list_offsets;     // u32[worker_count * segment_count + 1] into lists
+  u64 counters;         // u64 every kCounterStride bytes, [counter_count]
+  u64 counter_infos;    // CounterInfo[counter_count]
+  u64 successors;       // u32 task indices
+  u64 arrived;          // u64[task_count]: waits met so far, only grows (`ready`)
+  u64 ready_slots;      // u64[task_count]: slot of ticket t of a segment: begin + t % (end - begin)
+  u64 cursors;          // Cursor[]
+  u64 step_state;       // StepState and its rows
+  u64 slots;            // SlotState[slot_count]
+  u64 device_control;   // DeviceControl
+  u64 host_control;     // HostControl
+  u64 requests;         // RequestRecord[queue_capacity]
+  u64 outputs;          // RequestOutput[queue_capacity]
+  u64 prompt_tokens;    // u32[queue_capacity][context_capacity]
+  u64 output_tokens;    // u32[queue_capacity][context_capacity]
+  u64 spans;            // Span[worker_count][span_capacity]; span_capacity is a power of two
+  u64 span_counts;      // u64[worker_count], every 64 bytes
+  u64 sampled_spans;    // Span[worker_count][span_capacity]: steps with step % sample_period == 0
+  u64 sampled_counts;   // u64[worker_count], every 64 bytes
+  u64 summaries;        // StepSummary[summary_capacity], by step % summary_capacity
+  u64 wait_timeout_ns;  // no progress for this long is a Fault
+  u64 linger_ns;        // idle this long: the kernel ends; 0: it stays
+  u64 residency_ns;     // resident this long: the kernel ends at the next request boundary; 0: no
+                        // limit
+  u64 tick_ns_x1024;    // nanoseconds per Span tick, times 1024
+  u64 first_step;       // 0, or just below 2^32 in tests
+  u64 payload_set_bytes;  // distance between the two sets of payload buffers
+  u64 held_tickets;       // u64[worker_count * segment_count]: ticket + 1 taken for a later step
   u32 task_count;
   u32 segment_count;
   u32 worker_count;
@@ -311,7 +312,7 @@ struct alignas(64) Program {
   u32 span_capacity;     // 0: tracing off
   u32 summary_capacity;
   u32 sample_period;
-  u32 vocab_size;  // 0 for a plain graph
+  u32 vocab_size;    // 0 for a plain graph
   u32 prefill_rows;  // at most this many rows of one sequence in a prefill step, <= rows_capacity
   u32 team_warps;    // cuda: 16 or 1
   u32 reserved[2];

@@ -1,0 +1,1 @@
+"""Style that a machine can hold."""

@@ -1,0 +1,1 @@
+"""Units: one file a noun and aspect."""

@@ -32,7 +32,6 @@ SMALL_FILES = {
     ".pre-commit-config.yaml",
     "CHANGELOG.md",
     "CMakeLists.txt",
-    "LICENSE",
     "Makefile",
     "README.md",
     "pyproject.toml",

@@ -1,0 +1,77 @@
+"""Element types as bodies and references see them: codes for parameters, and conversion to float32.
+
+Owns: the number of each dtype in a task's parameters (`DTypeCode` of device/task_record.hpp) and
+the plain numpy reading of every stored format. Knows no file format and no body.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.buffer import DType
+from gpurt.errors import GraphError
+
+_CODES = {"f32": 0, "f16": 1, "bf16": 2, "i32": 3, "u32": 4, "u8": 5, "q4_1": 6, "q8_0": 7}
+
+
+def dtype_code(dtype: DType) -> int:
+    """The `DTypeCode` of a dtype, as bodies read it from their parameters."""
+    return _CODES[dtype.name]
+
+
+def to_float32(stored: NDArray[Any], dtype: DType) -> NDArray[np.float32]:
+    """Stored elements as float32, exactly.
+
+    stored: any shape in `dtype.storage`; block formats as bytes, whole blocks along the last axis.
+    Returns: the same leading axes, the last one in elements. Raises: GraphError for integer types.
+    """
+    if dtype.name == "f32" or dtype.name == "f16":
+        return stored.astype(np.float32)
+    if dtype.name == "bf16":
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    if dtype.name == "q8_0":
+        blocks = _blocks(stored, dtype)
+        codes = np.ascontiguousarray(blocks[..., 2:]).view(np.int8).astype(np.float32)
+        return _elements(codes * _half(blocks, 0), stored)
+    if dtype.name == "q4_1":
+        blocks = _blocks(stored, dtype)
+        nibbles = blocks[..., 4:]
+        codes = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1).astype(np.float32)
+        return _elements(codes * _half(blocks, 0) + _half(blocks, 2), stored)
+    msg = f"{dtype.name} elements are not numbers of a model"
+    raise GraphError(f"{msg} - at dtype {dtype.name} - use a float or block format")
+
+
+def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Float32 rounded to bfloat16 bit patterns: to nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
+
+
+def to_storage(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
+    """Float32 values in the storage of an unblocked float dtype. Raises: GraphError otherwise."""
+    if dtype.name == "f32":
+        return np.ascontiguousarray(values, np.float32)
+    if dtype.name == "f16":
+        return np.ascontiguousarray(values.astype(np.float16))
+    if dtype.name == "bf16":
+        return to_bf16(values)
+    msg = f"gpurt does not quantise to {dtype.name}"
+    raise GraphError(f"{msg} - at dtype {dtype.name} - convert to f32, f16 or bf16")
+
+
+def _blocks(stored: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    count = stored.shape[-1] // dtype.block_bytes
+    return np.ascontiguousarray(stored).reshape(*stored.shape[:-1], count, dtype.block_bytes)
+
+
+def _half(blocks: NDArray[Any], at: int) -> NDArray[np.float32]:
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _elements(values: NDArray[np.float32], stored: NDArray[Any]) -> NDArray[np.float32]:
+    return values.reshape(*stored.shape[:-1], -1)

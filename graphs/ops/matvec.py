@@ -1,0 +1,165 @@
+"""matvec: y = epilogue(W norm(x)) + residual, for every row of a step. The body of all weights.
+
+Legend: B rows of a step, K columns of W, N rows of W. A tile is a range of rows of W; it never
+cuts K, so the order of a row's sum is fixed by K (host) or by the packing (cuda), and not by the
+number of rows, tiles or workers.
+
+  norm      xn = x * rsqrt(mean(x^2) + eps) * norm        RMSNorm, arXiv 1910.07467
+  swiglu    y[i] = silu(z[2i]) * z[2i+1]                  rows of W interleaved by the loader
+  sampled   only rows whose logits are wanted; y row j belongs to sample row j
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.errors import GraphError
+from gpurt.graphs.ops.dtypes import dtype_code
+from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
+
+if TYPE_CHECKING:
+    from gpurt.graph import Graph, Operand, Operator
+
+# Host tiles: a few microseconds of one core's memory bandwidth each, so that a claim (0.1 us) is
+# cheap beside it and 2 to 16 cores still share a layer evenly. Large matrices take larger tiles.
+_TILE_BYTES_SMALL = 32 << 10
+_TILE_BYTES_LARGE = 128 << 10
+_LARGE_MATRIX_BYTES = 8 << 20
+_TILE_ROWS_MIN = 16
+_TILE_ROWS_MAX = 512
+
+
+def matvec(
+    graph: Graph,
+    x: Operand,
+    w: Operand,
+    y: Operand,
+    *,
+    norm: Operand | None = None,
+    residual: Operand | None = None,
+    swiglu: bool = False,
+    sampled: bool = False,
+    eps: float = 0.0,
+    name: str = "matvec",
+) -> Operator:
+    """Add y = epilogue(W norm(x)) + residual.
+
+    x: [rows, K]. w: [N, K]. y: [rows, N], or [rows, N/2] with swiglu. norm: [K] f32, with eps.
+    residual: like y, f32. Raises: GraphError if the shapes do not fit together.
+    """
+    x_BK, w_NK, y_BN = region_of(x), region_of(w), region_of(y)
+    n, k = w_NK.shape
+    width = n // 2 if swiglu else n
+    if x_BK.shape[-1] != k or y_BN.shape[-1] != width:
+        msg = f"W is [{n}, {k}], but x has {x_BK.shape[-1]} columns and y {y_BN.shape[-1]}"
+        raise GraphError(f"{msg} - at {graph.name}.{name} - x needs {k}, y needs {width}")
+    if residual is not None and region_of(residual).shape[-1] != width:
+        msg = f"residual has {region_of(residual).shape[-1]} columns, y has {width}"
+        raise GraphError(f"{msg} - at {graph.name}.{name} - give both the same shape")
+    return graph.op(
+        MATVEC,
+        {"x": x, "w": w, "norm": norm, "residual": residual, "y": y},
+        name=name,
+        n=n,
+        k=k,
+        epilogue=int(swiglu),
+        eps=float(eps),
+        sampled=int(sampled),
+        w_dtype=dtype_code(w_NK.buffer.dtype),
+        x_dtype=dtype_code(x_BK.buffer.dtype),
+        y_dtype=dtype_code(y_BN.buffer.dtype),
+    )
+
+
+def tile_matvec(op: Operator, target: Target) -> list[Tile]:
+    """Ranges of rows of W. On cuda graphs/ops/matvec_cuda.py fits them to the packed stages."""
+    if target.kind == "cuda" and (cuda := _cuda_module()) is not None:
+        tiles: list[Tile] = cuda.tile_cuda(op, target)
+        return tiles
+    rows = host_tile_rows(op)
+    n = op.args["w"].shape[0]
+    return [make_tile(op, begin, min(begin + rows, n)) for begin in range(0, n, rows)]
+
+
+def host_tile_rows(op: Operator) -> int:
+    """Rows of W in one host tile: a power of two, from the matrix alone."""
+    w = op.args["w"]
+    row_bytes = w.buffer.dtype.row_bytes(w.shape[-1])
+    large = row_bytes * w.shape[0] >= _LARGE_MATRIX_BYTES
+    fitting = max(1, (_TILE_BYTES_LARGE if large else _TILE_BYTES_SMALL) // row_bytes)
+    return min(max(1 << (fitting.bit_length() - 1), _TILE_ROWS_MIN), _TILE_ROWS_MAX)
+
+
+def make_tile(op: Operator, begin: int, end: int) -> Tile:
+    """The tile of rows [begin, end) of W: what it reads, what it writes, and its bytes."""
+    args, divisor = op.args, 2 if op.params["epilogue"] == 1 else 1
+    w, out = args["w"], (begin // divisor, end // divisor)
+    reads = [
+        args["x"],
+        part(w, 0, begin, end),
+    ]
+    if "norm" in args:
+        reads.append(args["norm"])
+    if "residual" in args:
+        reads.append(columns(args["residual"], *out))
+    row_bytes = w.buffer.dtype.row_bytes(w.shape[-1])
+    cost_bytes = (end - begin) * row_bytes + 4 * (w.shape[-1] + end - begin)
+    writes = (columns(args["y"], *out),)
+    return Tile((begin, end, 0, 0), tuple(reads), writes, cost_bytes=cost_bytes)
+
+
+def packing_matvec(op: Operator, arg: str, target: Target) -> str:
+    """Row-major as stored on the host; on cuda the order in which the tensor cores read."""
+    if target.kind == "cuda" and (cuda := _cuda_module()) is not None:
+        packing: str = cuda.packing_cuda(op, arg, target)
+        return packing
+    return ""
+
+
+def matvec_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
+    """The contract above, in float32."""
+    rows = len(step.token)
+    x = required(op, arrays, "x")[:rows].astype(np.float32)
+    if op.params["sampled"]:
+        x = x[step.sample_rows]
+    norm = array_of(op, arrays, "norm")
+    if norm is not None:
+        scale = 1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(op.params["eps"]))
+        x = x * scale * norm
+    z = x @ required(op, arrays, "w").astype(np.float32).T
+    if op.params["epilogue"] == 1:
+        gate, up = z[:, 0::2], z[:, 1::2]
+        z = gate / (1.0 + np.exp(-gate)) * up
+    residual = array_of(op, arrays, "residual")
+    if residual is not None:
+        z = z + residual[: len(z)]
+    required(op, arrays, "y")[: len(z)] = z
+
+
+MATVEC = Body(
+    name="matvec",
+    args=(
+        Arg("x", "r"),
+        Arg("w", "r"),
+        Arg("norm", "r", optional=True),
+        Arg("residual", "r", optional=True),
+        Arg("y", "w"),
+    ),
+    params=("n", "k", "epilogue", "eps", "sampled", "w_dtype", "x_dtype", "y_dtype"),
+    tile=tile_matvec,
+    reference=matvec_reference,
+    packing=packing_matvec,
+)
+
+
+def _cuda_module() -> Any:
+    try:
+        from gpurt.graphs.ops import matvec_cuda
+    except ImportError:
+        return None
+    return matvec_cuda

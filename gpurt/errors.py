@@ -41,6 +41,10 @@ class DeviceError(GpurtError):
     """The device that was asked for is absent or cannot run this plan."""
 
 
+class ConfigError(GpurtError):
+    """An option or a GPURT_* variable has a value that gpurt does not know."""
+
+
 class TraceError(GpurtError):
     """A trace file cannot be read or was written by a newer gpurt."""
 

@@ -1,0 +1,240 @@
+"""RuntimeConfig: one dial (`device`) and everything that follows from it; GPURT_* variables.
+
+Owns: option checks, the choice of device, worker counts, what the environment says. Importing it
+starts no CUDA; `resolve` with a CUDA device asks the driver for its properties.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gpurt.body import Target
+from gpurt.errors import ConfigError, DeviceError
+
+PolicyName = Literal["static", "claim", "ready"]
+PolicyChoice = str | Mapping[str, str]
+EdgeChoice = str
+
+POLICIES = ("static", "claim", "ready")
+EDGES = ("counter", "payload", "auto")
+MAX_HOST_WORKERS = 1024
+# Read elsewhere: the folder of compiled kernels and of fetched models, the host bodies' ISA.
+OTHER_VARIABLES = ("GPURT_CACHE_DIR", "GPURT_SIMD")
+VARIABLES = ("GPURT_DEBUG", "GPURT_TRACE", *OTHER_VARIABLES)
+# What `gpurt plan --device NAME` can plan for without the device: SM count, architecture, shared
+# memory of one block, L2 (NVIDIA's published figures).
+KNOWN_TARGETS: dict[str, tuple[int, str, int, int]] = {
+    "h100": (132, "sm_90a", 232448, 50 << 20),
+    "h200": (132, "sm_90a", 232448, 60 << 20),
+    "b200": (148, "sm_100a", 232448, 126 << 20),
+}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the GPURT_* variables say. debug: 0 to 4. trace_path: where to write a Perfetto file."""
+
+    debug: int = 0
+    trace_path: Path | None = None
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """A Runtime's options after checks, with what was derived from `device`."""
+
+    device: str  # "host" or "cuda:0"
+    device_name: str
+    target: Target
+    policy: PolicyChoice
+    edges: EdgeChoice
+    linger_ms: float
+    residency_ms: float
+    wait_timeout_ms: float
+    resident: bool
+    trace_enabled: bool
+    queue_capacity: int
+    prefill_rows: int | None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def workers(self) -> int:
+        """Workers of a launch: SMs of the GPU, or threads."""
+        return self.target.workers
+
+    def __str__(self) -> str:
+        """The dial first, then what follows from it, one a line."""
+        t = self.target
+        stays = "until close()" if self.resident else f"{self.linger_ms:g} ms after a request"
+        limit = "none" if self.resident or not self.residency_ms else f"{self.residency_ms:g} ms"
+        rows: list[tuple[str, object]] = [
+            ("device", f"{self.device} ({self.device_name})"),
+            ("workers", f"{t.workers} {'SMs' if t.kind == 'cuda' else 'threads'}"),
+            ("policy", self.policy if isinstance(self.policy, str) else dict(self.policy)),
+            ("edges", self.edges),
+            ("stays", stays),
+            ("residency", limit),
+            ("wait_timeout", f"{self.wait_timeout_ms:g} ms"),
+            ("queue", f"{self.queue_capacity} requests"),
+            ("prefill_rows", "as the graph" if self.prefill_rows is None else self.prefill_rows),
+            ("trace", "on" if self.trace_enabled else "off"),
+        ]
+        if t.kind == "cuda":
+            smem = f"{t.smem_bytes / 1024:g} KB shared memory, {t.l2_bytes >> 20} MB L2"
+            rows[2:2] = [("team", f"{t.team_warps} warps"), ("arch", f"{t.arch}, {smem}")]
+        rows += [("note", note) for note in self.notes]
+        return "\n".join(f"{name:<13} {value}" for name, value in rows)
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """The GPURT_* variables. Raises: ConfigError for an unknown name or a malformed value."""
+    variables = os.environ if variables is None else variables
+    for name in variables:
+        if name.startswith("GPURT_") and name not in VARIABLES:
+            known = ", ".join(VARIABLES)
+            raise ConfigError(f"{name} is no setting of gpurt - at the environment - use {known}")
+    level = variables.get("GPURT_DEBUG", "0")
+    if level not in ("0", "1", "2", "3", "4"):
+        msg = f"GPURT_DEBUG is {level!r} - at the environment - use 0, 1, 2, 3 or 4"
+        raise ConfigError(msg)
+    path = variables.get("GPURT_TRACE")
+    if path is not None and not path.endswith(".json"):
+        msg = f"GPURT_TRACE is {path!r} - at the environment - name a file that ends in .json"
+        raise ConfigError(msg)
+    return Environment(int(level), Path(path) if path else None)
+
+
+def resolve(
+    device: str = "auto",
+    *,
+    workers: int | None = None,
+    policy: PolicyChoice = "static",
+    edges: EdgeChoice = "auto",
+    team_warps: int = 16,
+    linger_ms: float = 200,
+    residency_ms: float = 1000,
+    wait_timeout_ms: float = 2000,
+    resident: bool = False,
+    trace: bool = True,
+    queue_capacity: int = 64,
+    prefill_rows: int | None = None,
+) -> RuntimeConfig:
+    """Check every option and derive the rest. Raises: ConfigError, DeviceError."""
+    check_policy(policy)
+    if edges not in EDGES:
+        raise ConfigError(f"edges is {edges!r} - at Runtime - use one of {', '.join(EDGES)}")
+    if team_warps not in (1, 16):
+        raise ConfigError(f"team_warps is {team_warps!r} - at Runtime - use 16 or 1")
+    _number("linger_ms", linger_ms, above_zero=True, hint="use resident=True to keep the kernel")
+    _number("residency_ms", residency_ms, hint="0 sets no limit")
+    _number("wait_timeout_ms", wait_timeout_ms, above_zero=True, hint="use more than 0")
+    _count("queue_capacity", queue_capacity, 1, 65536)
+    if prefill_rows is not None:
+        _count("prefill_rows", prefill_rows, 1, 65536)
+    if workers is not None:
+        _count("workers", workers, 1, MAX_HOST_WORKERS)
+    name, device_name, target, notes = _device(device, workers, team_warps)
+    return RuntimeConfig(
+        device=name,
+        device_name=device_name,
+        target=target,
+        policy=policy,
+        edges=edges,
+        linger_ms=float(linger_ms),
+        residency_ms=float(residency_ms),
+        wait_timeout_ms=float(wait_timeout_ms),
+        resident=bool(resident),
+        trace_enabled=bool(trace),
+        queue_capacity=queue_capacity,
+        prefill_rows=prefill_rows,
+        notes=notes,
+    )
+
+
+def check_policy(policy: PolicyChoice) -> None:
+    """Raises: ConfigError unless `policy` is one policy, or maps operators to policies."""
+    choices = [policy] if isinstance(policy, str) else list(policy.values())
+    for choice in choices:
+        if choice not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise ConfigError(f"policy is {choice!r} - at Runtime - use one of {known}")
+
+
+def plan_target(device: str, workers: int | None, team_warps: int = 16) -> Target:
+    """The Target of `gpurt plan --device`: this machine's, or a known GPU's by name.
+
+    Raises: DeviceError, ConfigError.
+    """
+    if device in KNOWN_TARGETS:
+        sms, arch, smem_bytes, l2_bytes = KNOWN_TARGETS[device]
+        count = sms if workers is None else workers
+        return Target("cuda", count, team_warps, arch, smem_bytes, l2_bytes)
+    return resolve(device, workers=workers, team_warps=team_warps).target
+
+
+def host_workers() -> int:
+    """Threads this process may really run at once: its affinity, cut by the container's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = count or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            count = min(count, max(1, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass  # no cgroup v2 here: the affinity stands
+    return count
+
+
+def host_name() -> str:
+    """The CPU's model name, or "CPU"."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return "CPU"
+
+
+# ---- helpers ---------------------------------------------------------------------------------
+def _device(
+    device: str, workers: int | None, team_warps: int
+) -> tuple[str, str, Target, tuple[str, ...]]:
+    if device not in ("auto", "host", "cuda") and not (
+        device.startswith("cuda:") and device[5:].isdigit()
+    ):
+        raise ConfigError(f"device is {device!r} - at Runtime - use auto, host or cuda:0")
+    notes: tuple[str, ...] = ()
+    if device != "host":
+        from gpurt.doctor import probe_cuda
+
+        index = int(device[5:]) if device.startswith("cuda:") else 0
+        probe = probe_cuda(index)
+        if probe.usable:
+            count = probe.sm_count if workers is None else workers
+            if count > probe.sm_count:
+                msg = f"workers is {count}, but {probe.name} has {probe.sm_count} SMs"
+                raise ConfigError(f"{msg} - at Runtime - use at most {probe.sm_count}")
+            target = Target("cuda", count, team_warps, probe.arch, probe.smem_bytes, probe.l2_bytes)
+            return f"cuda:{index}", probe.name, target, notes
+        if device != "auto":
+            msg = f"no usable CUDA device {index}: {probe.reason}"
+            raise DeviceError(f"{msg} - at Runtime(device={device!r}) - use device='host'")
+        notes = (f"host, because CUDA is not usable: {probe.reason}",)
+    count = host_workers() if workers is None else workers
+    return "host", host_name(), Target("host", count), notes
+
+
+def _number(what: str, value: float, *, above_zero: bool = False, hint: str) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < 0 or (above_zero and value == 0):
+        raise ConfigError(f"{what} is {value!r} - at Runtime - {hint}")
+
+
+def _count(what: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"{what} is {value!r} - at Runtime - use {low} to {high}")

@@ -57,8 +57,8 @@ DTYPES = {d.name: d for d in (f32, f16, bf16, i32, u32, u8, q4_1, q8_0)}
 class Buffer:
     """Memory of a Graph. Made by `Graph.weight/activation/state/input`, never directly.
 
-    `source` (weights only) is an array, any object with `__dlpack__`, or a function that returns
-    one; it is read once, when an executor loads the plan.
+    `source` (weights, and states that do not begin as zero) is an array, any object with
+    `__dlpack__`, or a function that returns one; it is read once, when an executor loads the plan.
     """
 
     name: str

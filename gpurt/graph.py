@@ -81,9 +81,11 @@ class Graph:
         """A buffer that lives inside a step."""
         return self._buffer(name, shape, dtype, "activation", None)
 
-    def state(self, name: str, shape: Sequence[int], dtype: DType | str) -> Buffer:
-        """A buffer that outlives a step; zero at load."""
-        return self._buffer(name, shape, dtype, "state", None)
+    def state(
+        self, name: str, shape: Sequence[int], dtype: DType | str, source: Any = None
+    ) -> Buffer:
+        """A buffer that outlives a step. source: its content at load, as of a weight; else zero."""
+        return self._buffer(name, shape, dtype, "state", source)
 
     def input(self, name: str, shape: Sequence[int], dtype: DType | str) -> Buffer:
         """A state buffer that `submit(graph, inputs={name: array})` fills."""

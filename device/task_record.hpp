@@ -32,7 +32,7 @@ enum DTypeCode : u32 {
 // ---- plan ------------------------------------------------------------------------------------
 struct Wait {
   u32 counter;           // index into Program::counters
-  u32 signals_per_step;  // the wait of step s (from 0) is for signals_per_step * (s + 1)
+  u32 signals_per_step;  // the wait of step s is for signals_per_step * (s + 1 - first_step)
 };
 static_assert(sizeof(Wait) == 8);
 
@@ -85,7 +85,7 @@ static_assert(sizeof(CounterInfo) == 16);
 
 // Head and tail of one segment's queue, each alone in its line.
 struct alignas(64) Cursor {
-  u64 head;  // next ticket to take: only grows; ticket t belongs to step t / tasks, task t % tasks
+  u64 head;  // next ticket to take: only grows; of step first_step + t / tasks, task t % tasks
   u8 pad0[56];
   u64 tail;  // `ready`: next slot to fill: only grows
   u8 pad1[56];
@@ -162,9 +162,11 @@ struct RequestOutput {
 };
 static_assert(sizeof(RequestOutput) == 64);
 
+constexpr u32 kNoSample = 0xFFFFFFFFu;
+
 // State of one sequence on the device; only advance and admission touch it.
 struct SlotState {
-  u32 active;
+  u32 active;  // 0: free; else 1 + the steps this request took part in
   u32 entry;     // index into requests and outputs
   u32 position;  // next position to feed
   u32 prompt_tokens;
@@ -177,7 +179,7 @@ struct SlotState {
   f32 temperature;
   u32 top_k;
   f32 top_p;
-  u32 reserved;
+  u32 sample_index;  // where in `sampled` this step's token will be; kNoSample: nowhere
   u64 seed;
   u32 stop_ids[kStopIdsPerRequest];
 };
@@ -219,7 +221,8 @@ struct alignas(64) HostControl {
   u64 submit_tail;    // requests published
   u32 exit_request;   // 1: end at the next request boundary
   u32 abort_request;  // 1: end now
-  u8 pad0[48];
+  u32 cancel_count;   // the host adds 1 after it set a RequestRecord::cancel
+  u8 pad0[44];
   u64 submit_head;    // requests admitted
   u32 kernel_state;   // KernelState
   u32 workers_in;     // workers that checked in since launch
@@ -236,12 +239,14 @@ struct alignas(64) DeviceControl {
   u8 pad0[56];
   u64 mirror_submit_tail;
   u32 mirror_exit;
-  u32 mirror_cancel;  // 1: some active request's cancel flag is set; advance re-reads them all
+  u32 mirror_cancel;  // cancel_count as last seen; advance re-reads all cancel flags on a change
   u32 abort;          // any worker raises it; all drain
   u32 exit;           // set by the controller when idle: workers leave
   u32 idle;           // advance set it: no step is open; the controller owns admission
   u32 workers_in;
-  u8 pad1[32];
+  u64 submit_head;  // requests admitted; HostControl has a copy
+  u32 cancel_seen;  // mirror_cancel when advance last read the flags
+  u8 pad1[20];
 };
 static_assert(sizeof(DeviceControl) == 128);
 
@@ -315,7 +320,8 @@ struct alignas(64) Program {
   u32 vocab_size;    // 0 for a plain graph
   u32 prefill_rows;  // at most this many rows of one sequence in a prefill step, <= rows_capacity
   u32 team_warps;    // cuda: 16 or 1
-  u32 reserved[2];
+  u32 ready_root_begin;  // into successors: `ready` tasks without waits, pushed by who opens a step
+  u32 ready_root_count;
 };
 static_assert(sizeof(Program) == 320);
 

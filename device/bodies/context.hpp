@@ -1,0 +1,61 @@
+// What a task body sees besides its record, and how it reads its arguments and parameters.
+//
+// Host part. Bodies for the device take the same record and helpers; scheduler/persistent.cu has
+// their context (team, shared memory).
+#pragma once
+#include "../counter.hpp"
+#include "../payload.hpp"
+#include "../task_record.hpp"
+
+namespace gpurt {
+
+// Parameter `i` as a float: the record holds its bit pattern.
+GPURT_FN f32 param_f32(const TaskRecord& task, u32 i) {
+  union {
+    u32 bits;
+    f32 value;
+  } pun;  // defined by gcc, clang and nvcc; memcpy needs a header that NVRTC lacks
+  pun.bits = task.param[i];
+  return pun.value;
+}
+
+// Argument `i` as a pointer, null if optional and absent. Plans for the host have no payload edges.
+template <class T>
+GPURT_FN T* arg(const TaskRecord& task, u32 i) {
+  return at<T>(task.addr[i]);
+}
+
+// ---- where StepState's tails lie -------------------------------------------------------------
+GPURT_FN StepState* step_state(const Program& program) {
+  return at<StepState>(program.step_state);
+}
+GPURT_FN RowState* step_rows(const Program& program) {
+  return at<RowState>(program.step_state + sizeof(StepState));
+}
+GPURT_FN u32* step_sample_rows(const Program& program) {
+  return at<u32>(program.step_state + sizeof(StepState) +
+                 u64{program.rows_capacity} * sizeof(RowState));
+}
+GPURT_FN u32* step_sampled(const Program& program) {
+  return step_sample_rows(program) + program.rows_capacity;
+}
+
+#if !GPURT_ON_DEVICE
+
+// One per worker, reused for every task. A body returns a FaultKind; kFaultNone is success.
+struct BodyContext {
+  const Program* program;
+  const StepState* step;
+  const RowState* rows;    // [step->rows]
+  const u32* sample_rows;  // [step->sample_count]: the row of each sampled row
+  u32* sampled;            // [step->sample_count]: what `sample` chose
+  const SlotState* slots;  // [program->slot_count]
+  u8* scratch;             // this worker's own, 64-byte aligned
+  u64 scratch_bytes;
+  u32 worker;
+  u32 detail[4];  // for the Fault; kFaultNonFinite: row, column, argument index
+};
+
+#endif
+
+}  // namespace gpurt

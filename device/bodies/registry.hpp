@@ -1,0 +1,55 @@
+// The host's bodies by name. A TaskRecord holds an index into a table that the executor fills at
+// load from the plan's body names, so adding a body here changes no plan.
+#pragma once
+#include "context.hpp"
+#include "noop.hpp"
+#if __has_include("embed.hpp")
+#include "embed.hpp"
+#endif
+#if __has_include("matvec.hpp")
+#include "matvec.hpp"
+#endif
+#if __has_include("attention.hpp")
+#include "attention.hpp"
+#endif
+#if __has_include("sample.hpp")
+#include "sample.hpp"
+#endif
+
+namespace gpurt {
+
+using HostBody = u32 (*)(const TaskRecord&, BodyContext&);
+
+struct HostBodyEntry {
+  const char* name;
+  HostBody run;
+};
+
+inline constexpr HostBodyEntry kHostBodies[] = {
+    {"noop", &noop::run},
+#if __has_include("embed.hpp")
+    {"embed", &embed::run},
+#endif
+#if __has_include("matvec.hpp")
+    {"matvec", &matvec::run},
+#endif
+#if __has_include("attention.hpp")
+    {"attention", &attention::run},
+#endif
+#if __has_include("sample.hpp")
+    {"sample", &sample::run},
+#endif
+};
+
+// Null if there is no such body.
+inline HostBody find_host_body(const char* name) {
+  for (const HostBodyEntry& entry : kHostBodies) {
+    const char* a = entry.name;
+    const char* b = name;
+    while (*a != 0 && *a == *b) ++a, ++b;
+    if (*a == *b) return entry.run;
+  }
+  return nullptr;
+}
+
+}  // namespace gpurt

@@ -1,0 +1,39 @@
+// Spans: what one worker did, kept in rings that the host reads afterwards.
+//
+// Owns: how a span is stored. One ring holds the newest spans of a worker, a second one those of
+// every sample_period-th step, so that a long run keeps a sample of its whole life.
+// Does not know: what spans mean (gpurt/trace/). Each ring has one writer; its count is released
+// after the span, so a reader that acquires the count sees whole spans, except those that a lap of
+// the ring is overwriting: it drops them by reading the count again.
+#pragma once
+#include "counter.hpp"
+
+namespace gpurt {
+
+constexpr u32 kSpanCountStride = 64;  // bytes between the counts of two workers
+
+GPURT_FN void span_store(u64 ring, u64 counts, u32 capacity, const Span& span) {
+  u64* count = at<u64>(counts + u64{span.worker} * kSpanCountStride);
+  const u64 index = load_relaxed(count);  // its own last store: no other thread writes it
+  at<Span>(ring)[u64{span.worker} * capacity + (index & (capacity - 1))] = span;
+  store_release(count, index + 1);
+}
+
+// Ticks are of the worker's clock. `begin` <= `met` <= `end`: claimed, edges met, signalled.
+GPURT_FN void span_record(const Program& program, u32 worker, u32 task, u64 step, u64 begin,
+                          u64 met, u64 end, u32 stall) {
+  if (program.span_capacity == 0) return;
+  Span span;
+  span.begin = begin;
+  span.task = task;
+  span.step = static_cast<u32>(step);
+  span.wait = static_cast<u32>(met - begin);
+  span.stall = stall;
+  span.run = static_cast<u32>(end - met);
+  span.worker = worker;
+  span_store(program.spans, program.span_counts, program.span_capacity, span);
+  if (step % program.sample_period == 0)
+    span_store(program.sampled_spans, program.sampled_counts, program.span_capacity, span);
+}
+
+}  // namespace gpurt

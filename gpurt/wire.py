@@ -1,0 +1,335 @@
+"""The wire structs of device/task_record.hpp as numpy dtypes, and their enumerations.
+
+Owns: the Python side of the byte layout. tests/unit/test_wire.py compares every size and offset
+with what the C++ compiler says, so the two files cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Any
+
+import numpy as np
+
+WAITS_PER_TASK = 4
+SIGNALS_PER_TASK = 4
+ADDRS_PER_TASK = 8
+PARAMS_PER_TASK = 12
+STOP_IDS_PER_REQUEST = 16
+COUNTER_STRIDE = 64  # bytes between counters
+SPAN_COUNT_STRIDE = 64  # bytes between the span counts of two workers
+NO_SAMPLE = 0xFFFFFFFF
+
+
+class DTypeCode(IntEnum):
+    """Element types as bodies see them in their parameters."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    I32 = 3
+    U32 = 4
+    U8 = 5
+    Q4_1 = 6
+    Q8_0 = 7
+
+
+DTYPE_CODES = {
+    "f32": DTypeCode.F32,
+    "f16": DTypeCode.F16,
+    "bf16": DTypeCode.BF16,
+    "i32": DTypeCode.I32,
+    "u32": DTypeCode.U32,
+    "u8": DTypeCode.U8,
+    "q4_1": DTypeCode.Q4_1,
+    "q8_0": DTypeCode.Q8_0,
+}
+
+
+class TaskFlags(IntFlag):
+    """Bits of `TaskRecord.flags`."""
+
+    ADVANCE = 1
+    PAYLOAD_IN = 2
+    PAYLOAD_OUT = 4
+    REARM = 8
+
+
+class Policy(IntEnum):
+    """How a segment's tasks reach workers."""
+
+    STATIC = 0
+    CLAIM = 1
+    READY = 2
+
+
+class RowFlags(IntFlag):
+    """Bits of `RowState.flags`."""
+
+    SAMPLE = 1
+
+
+class Phase(IntEnum):
+    """Kind of a step, by its first row."""
+
+    PLAIN = 0
+    PREFILL = 1
+    DECODE = 2
+
+
+class RequestKind(IntEnum):
+    """What a request asks for."""
+
+    STEPS = 0
+    GENERATE = 1
+
+
+class FinishReason(IntEnum):
+    """Why a request ended; NONE while it has not."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+    FAULT = 4
+    STEPS = 5
+
+
+class RequestFlags(IntFlag):
+    """Bits of `RequestRecord.flags`."""
+
+    IGNORE_STOP = 1
+
+
+class KernelState(IntEnum):
+    """What the controller last said about the launch."""
+
+    ABSENT = 0
+    RUNNING = 1
+    ENDING = 2
+
+
+class FaultKind(IntEnum):
+    """What a worker gave up on."""
+
+    NONE = 0
+    EDGE_TIMEOUT = 1
+    PAYLOAD_TIMEOUT = 2
+    STREAM_TIMEOUT = 3
+    QUEUE_TIMEOUT = 4
+    NON_FINITE = 5
+    HOST_BODY = 6
+    CHECK_IN = 7
+
+
+def _struct(size_bytes: int, *fields: tuple[Any, ...]) -> np.dtype[Any]:
+    """Fields at their natural alignment, as C lays them out, padded to `size_bytes`."""
+    natural = np.dtype(list(fields), align=True)
+    offsets = [natural.fields[name][1] for name in natural.names or ()] if natural.fields else []
+    return np.dtype(
+        {
+            "names": [f[0] for f in fields],
+            "formats": [f[1:] if len(f) > 2 else f[1] for f in fields],
+            "offsets": offsets,
+            "itemsize": size_bytes,
+        }
+    )
+
+
+WAIT = _struct(8, ("counter", "u4"), ("signals_per_step", "u4"))
+
+TASK_RECORD = _struct(
+    208,
+    ("stream_base", "u8"),
+    ("stream_bytes", "u4"),
+    ("body", "u2"),
+    ("flags", "u2"),
+    ("task_index", "u4"),
+    ("op_index", "u4"),
+    ("wait_count", "u2"),
+    ("signal_count", "u2"),
+    ("layer", "u2"),
+    ("payload_mask", "u2"),
+    ("wait", WAIT, WAITS_PER_TASK),
+    ("signal", "u4", SIGNALS_PER_TASK),
+    ("tile", "u4", 4),
+    ("addr", "u8", ADDRS_PER_TASK),
+    ("param", "u4", PARAMS_PER_TASK),
+)
+
+SEGMENT = _struct(16, ("policy", "u4"), ("begin", "u4"), ("end", "u4"), ("cursor", "u4"))
+
+COUNTER_INFO = _struct(
+    16,
+    ("signals_per_step", "u4"),
+    ("successor_begin", "u4"),
+    ("successor_count", "u4"),
+    ("reserved", "u4"),
+)
+
+CURSOR = _struct(128, ("head", "u8"), ("pad0", "u1", 56), ("tail", "u8"), ("pad1", "u1", 56))
+
+ROW_STATE = _struct(16, ("token", "u4"), ("slot", "u4"), ("position", "u4"), ("flags", "u4"))
+
+STEP_STATE = _struct(
+    64,
+    ("step", "u8"),
+    ("rows", "u4"),
+    ("sample_count", "u4"),
+    ("phase", "u4"),
+    ("reserved", "u4", 11),
+)
+
+REQUEST_RECORD = _struct(
+    128,
+    ("sequence", "u8"),
+    ("kind", "u4"),
+    ("flags", "u4"),
+    ("prompt_tokens", "u4"),
+    ("max_tokens", "u4"),
+    ("temperature", "f4"),
+    ("top_k", "u4"),
+    ("top_p", "f4"),
+    ("stop_count", "u4"),
+    ("seed", "u8"),
+    ("cancel", "u4"),
+    ("reserved", "u4", 3),
+    ("stop_ids", "u4", STOP_IDS_PER_REQUEST),
+)
+
+REQUEST_OUTPUT = _struct(
+    64,
+    ("token_count", "u8"),
+    ("finish_reason", "u4"),
+    ("steps", "u4"),
+    ("begin_ns", "u8"),
+    ("first_token_ns", "u8"),
+    ("end_ns", "u8"),
+    ("first_step", "u8"),
+    ("last_step", "u8"),
+    ("reserved", "u8"),
+)
+
+SLOT_STATE = _struct(
+    128,
+    ("active", "u4"),
+    ("entry", "u4"),
+    ("position", "u4"),
+    ("prompt_tokens", "u4"),
+    ("produced", "u4"),
+    ("max_tokens", "u4"),
+    ("last_token", "u4"),
+    ("kind", "u4"),
+    ("flags", "u4"),
+    ("stop_count", "u4"),
+    ("temperature", "f4"),
+    ("top_k", "u4"),
+    ("top_p", "f4"),
+    ("sample_index", "u4"),
+    ("seed", "u8"),
+    ("stop_ids", "u4", STOP_IDS_PER_REQUEST),
+)
+
+FAULT = _struct(
+    64,
+    ("kind", "u4"),
+    ("worker", "u4"),
+    ("task", "u4"),
+    ("counter", "u4"),
+    ("step", "u8"),
+    ("seen", "u8"),
+    ("needed", "u8"),
+    ("waited_ns", "u8"),
+    ("detail", "u4", 4),
+)
+
+HOST_CONTROL = _struct(
+    192,
+    ("submit_tail", "u8"),
+    ("exit_request", "u4"),
+    ("abort_request", "u4"),
+    ("cancel_count", "u4"),
+    ("pad0", "u1", 44),
+    ("submit_head", "u8"),
+    ("kernel_state", "u4"),
+    ("workers_in", "u4"),
+    ("heartbeat", "u8"),
+    ("idle_since_ns", "u8"),
+    ("pad1", "u1", 32),
+    ("fault", FAULT),
+)
+
+DEVICE_CONTROL = _struct(
+    128,
+    ("steps_open", "u8"),
+    ("pad0", "u1", 56),
+    ("mirror_submit_tail", "u8"),
+    ("mirror_exit", "u4"),
+    ("mirror_cancel", "u4"),
+    ("abort", "u4"),
+    ("exit", "u4"),
+    ("idle", "u4"),
+    ("workers_in", "u4"),
+    ("submit_head", "u8"),
+    ("cancel_seen", "u4"),
+    ("pad1", "u1", 20),
+)
+
+SPAN = _struct(
+    32,
+    ("begin", "u8"),
+    ("task", "u4"),
+    ("step", "u4"),
+    ("wait", "u4"),
+    ("stall", "u4"),
+    ("run", "u4"),
+    ("worker", "u4"),
+)
+
+STEP_SUMMARY = _struct(
+    32, ("step", "u8"), ("begin_ns", "u8"), ("end_ns", "u8"), ("rows", "u4"), ("phase", "u4")
+)
+
+_PROGRAM_U64 = """
+    records segments lists list_offsets counters counter_infos successors arrived ready_slots
+    cursors step_state slots device_control host_control requests outputs prompt_tokens
+    output_tokens spans span_counts sampled_spans sampled_counts summaries wait_timeout_ns
+    linger_ns residency_ns tick_ns_x1024 first_step payload_set_bytes held_tickets
+"""
+_PROGRAM_U32 = """
+    task_count segment_count worker_count counter_count rows_capacity slot_count queue_capacity
+    context_capacity span_capacity summary_capacity sample_period vocab_size prefill_rows
+    team_warps ready_root_begin ready_root_count
+"""
+PROGRAM = _struct(
+    320, *((n, "u8") for n in _PROGRAM_U64.split()), *((n, "u4") for n in _PROGRAM_U32.split())
+)
+
+STRUCTS: dict[str, np.dtype[Any]] = {
+    "Wait": WAIT,
+    "TaskRecord": TASK_RECORD,
+    "Segment": SEGMENT,
+    "CounterInfo": COUNTER_INFO,
+    "Cursor": CURSOR,
+    "RowState": ROW_STATE,
+    "StepState": STEP_STATE,
+    "RequestRecord": REQUEST_RECORD,
+    "RequestOutput": REQUEST_OUTPUT,
+    "SlotState": SLOT_STATE,
+    "Fault": FAULT,
+    "HostControl": HOST_CONTROL,
+    "DeviceControl": DEVICE_CONTROL,
+    "Span": SPAN,
+    "StepSummary": STEP_SUMMARY,
+    "Program": PROGRAM,
+}
+
+
+def step_state_bytes(rows: int) -> int:
+    """Bytes of a StepState with its rows, sample rows and sampled tokens."""
+    return STEP_STATE.itemsize + rows * (ROW_STATE.itemsize + 4 + 4)
+
+
+def sampled_offset_bytes(rows: int) -> int:
+    """Where the sampled tokens lie in a StepState of `rows` rows."""
+    return STEP_STATE.itemsize + rows * (ROW_STATE.itemsize + 4)

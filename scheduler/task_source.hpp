@@ -1,0 +1,127 @@
+// TaskSource: which task a worker takes next. One per worker, used by one thread, never blocks.
+//
+// Owns: the walk through a plan's segments, step after step, under the three policies.
+// Does not know: edges (the worker waits for them) and whether a step is open.
+//
+//   segment:   static          claim                      ready
+//   next:      own list        ticket = head + 1          ticket = head + 1, then its slot
+//   leave:     list ends       ticket of a later step     ticket of a later step
+//
+// Tickets of a segment are numbered through all steps: with n tasks, ticket t is of step
+// first_step + t / n. A worker that draws one of a later step keeps it, leaves the segment, and
+// finds it first when it comes there in that step. So nothing is reset between steps, and no ticket
+// is ever lost or drawn twice. On the GPU the loader thread runs a TaskSource ahead of the worker:
+// look-ahead stays in topological order, so the task that all wait for is always first in some
+// worker's hands, and in `ready` segments a task comes out only after its edges are met.
+#pragma once
+#include "counter.hpp"
+
+namespace gpurt {
+
+enum class Next : u32 {
+  kTask,    // task and step were set
+  kNotYet,  // a ready slot is empty, or the walk stands before a step: look again
+};
+
+constexpr u32 kSlotTaken = 0xFFFFFFFFu;  // low word of a slot whose task the pusher kept
+
+struct TaskSource {
+  const Program* program;
+  u64 step;         // where the walk stands
+  u64 step_limit;   // the walk enters no step >= this; the owner raises it
+  u64 ticket_base;  // number of this segment's first ticket of this step
+  u64 ticket;       // drawn and not yet used, + 1; 0: none
+  u32 worker;
+  u32 segment;
+  u32 policy;
+  u32 begin;  // static: position in lists; else first task of the segment
+  u32 end;
+
+  GPURT_FN void start(const Program& of_program, u32 of_worker) {
+    program = &of_program;
+    worker = of_worker;
+    step = of_program.first_step;
+    step_limit = ~u64{0};
+    enter(0);
+  }
+
+  // Crossing into another step always returns kNotYet once, so a worker without tasks never
+  // loops in here.
+  GPURT_FN Next next(u32& task, u64& task_step) {
+    for (;;) {
+      if (step >= step_limit) return Next::kNotYet;
+      if (policy == kPolicyStatic) {
+        if (begin < end) {
+          task = at<const u32>(program->lists)[begin++];
+          task_step = step;
+          return Next::kTask;
+        }
+      } else {
+        const Drawn drawn = draw(task);
+        task_step = step;
+        if (drawn == Drawn::kTask) return Next::kTask;
+        if (drawn == Drawn::kEmpty) return Next::kNotYet;
+        at<u64>(program->held_tickets)[worker * program->segment_count + segment] = ticket;
+      }
+      if (segment + 1 < program->segment_count) {
+        enter(segment + 1);
+      } else {
+        ++step;
+        enter(0);
+        return Next::kNotYet;
+      }
+    }
+  }
+
+ private:
+  enum class Drawn : u32 { kTask, kEmpty, kLater };
+
+  GPURT_FN void enter(u32 to_segment) {
+    segment = to_segment;
+    const Segment& s = at<const Segment>(program->segments)[segment];
+    policy = s.policy;
+    if (policy == kPolicyStatic) {
+      const u32* offsets =
+          at<const u32>(program->list_offsets) + worker * program->segment_count + segment;
+      begin = offsets[0];
+      end = offsets[1];
+      return;
+    }
+    begin = s.begin;
+    end = s.end;
+    ticket_base = (step - program->first_step) * (end - begin);
+    ticket = at<const u64>(program->held_tickets)[worker * program->segment_count + segment];
+  }
+
+  // A ticket's step never lies behind the walk: a worker leaves a step only with a later ticket in
+  // its hand, and the head only grows.
+  GPURT_FN Drawn draw(u32& task) {
+    const Segment& s = at<const Segment>(program->segments)[segment];
+    for (;;) {
+      // Relaxed: a ticket carries no data; edges or the slot order what the task reads.
+      if (ticket == 0) ticket = add_relaxed(&at<Cursor>(program->cursors)[s.cursor].head, 1) + 1;
+      const u64 offset = ticket - 1 - ticket_base;
+      if (offset >= end - begin) return Drawn::kLater;
+      const u32 at_task = begin + static_cast<u32>(offset);
+      if (policy == kPolicyClaim) {
+        task = at_task;
+        ticket = 0;
+        return Drawn::kTask;
+      }
+      // The acquire pairs with the push: everything the task waited for is visible after it.
+      const u64 slot = load_acquire(&at<const u64>(program->ready_slots)[at_task]);
+      // Rounds are compared by difference in 32 bits, so they may wrap. A later round lies in a
+      // slot only if this round's task was kept by its pusher: else this worker had to run it.
+      const u32 round = static_cast<u32>(step_round(*program, step));
+      const i32 ahead = static_cast<i32>(static_cast<u32>(slot >> 32) - round);
+      if (ahead < 0) return Drawn::kEmpty;
+      ticket = 0;
+      const u32 word = static_cast<u32>(slot);
+      if (ahead > 0 || word == kSlotTaken) continue;
+      task = word - 1;
+      return Drawn::kTask;
+    }
+  }
+};
+
+}  // namespace gpurt

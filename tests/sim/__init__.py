@@ -1,0 +1,1 @@
+"""The scheduler protocol in one thread: seeded schedules and weak memory, replayable."""

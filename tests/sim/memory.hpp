@@ -1,0 +1,156 @@
+// Memory: what a load may return, when stores are buffered and nothing is coherent for free.
+//
+// Owns: the C++ release/acquire model in an executable form, over one arena of simulated memory.
+// Does not know: fibres (machine.hpp) and what the words mean.
+//
+//   relaxed store -> store buffer of its fibre -> history of its location (a few messages, newest
+//   last) -> a load picks one of the messages that happens-before still allows
+//
+// - A buffered store leaves at a random later moment, in any order between locations; a release or
+// a
+//   sequentially consistent fence by the same fibre drains the buffer first.
+// - A message of a release carries its fibre's clock; an acquire that picks it joins that clock. An
+//   atomic add reads the newest message and passes the clock on (C++20 release sequences).
+// - Plain accesses are checked: two that conflict without happens-before are a failure. Data words
+// of
+//   simulated tasks (data_load, data_store) may be stale instead, so that a value goes wrong.
+// - Not modelled: a load that sees a store which comes later in another fibre (load buffering). A
+//   write that overtakes an earlier read is reported by data_store instead.
+#pragma once
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "atomics.hpp"
+#include "random.hpp"
+
+namespace gpurt::sim {
+
+constexpr u32 kHistoryCapacity = 6;   // messages of one location that a stale load may still see
+constexpr u32 kStalePercent = 40;     // chance that an allowed load looks one message further back
+constexpr u32 kNobody = 0xFFFFFFFFu;  // the writer of initial values
+
+// Which accesses of other fibres come before mine. `order` decides races; `seen` also holds what
+// sequentially consistent fences forbid to overlook, which orders no plain access.
+struct Clock {
+  std::vector<u32> order;
+  std::vector<u32> seen;
+  explicit Clock(u32 fibres = 0) : order(fibres), seen(fibres) {}
+  void join(const Clock& other);
+};
+
+struct Access {
+  u32 fibre = kNobody;
+  u32 epoch = 0;
+};
+
+struct Reader {
+  u32 fibre;
+  u32 first;  // epoch of the first read: coherence forbids who comes after it to go back
+  u32 last;   // epoch of the last read: a write must come after it
+};
+
+struct Message {
+  u64 value = 0;
+  Access writer;
+  std::shared_ptr<const Clock> release;  // null: nothing to synchronise with
+  std::vector<Reader> readers;           // one per fibre
+};
+
+// All the model knows of one word that some fibre touched.
+struct Location {
+  u32 size_bytes = 0;            // 0: no atomic access yet
+  std::vector<Message> history;  // oldest first; the newest is what memory holds
+  bool plain_written = false;    // memory holds a plain store that the history lacks
+  Access plain_write;
+  std::vector<Reader> plain_reads;  // since the last plain write
+};
+
+// One operation weakened on purpose, by the address it works on: a planted bug.
+struct Weakened {
+  const void* begin;
+  const void* end;
+  Order from;
+  Order to;
+};
+
+class Memory {
+ public:
+  Memory(u64 arena_bytes, u32 fibres, Random& random);
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  // Zeroed, at the same offset in every run of a seed. Valid as long as this object.
+  void* allocate(u64 bytes, u64 alignment);
+  bool contains(const void* p) const;
+
+  u64 load(u32 fibre, const void* p, u32 size_bytes, Order order);
+  void store(u32 fibre, void* p, u32 size_bytes, u64 value, Order order);
+  u64 add(u32 fibre, void* p, u32 size_bytes, u64 value, Order order);
+  u64 exchange(u32 fibre, void* p, u32 size_bytes, u64 value, Order order);
+  void fence_seq_cst(u32 fibre);
+
+  // A task's data: as weak as plain accesses, and a missing order shows as an old value. A store
+  // must come after every access to what it overwrites; `readers` false spares the reads (polled
+  // words).
+  u64 data_load(u32 fibre, const void* p, u32 size_bytes);
+  void data_store(u32 fibre, void* p, u32 size_bytes, u64 value, bool readers = true);
+
+  // A plain access of compiled code is about to happen.
+  void plain_read(u32 fibre, const void* p, u64 bytes);
+  void plain_write(u32 fibre, const void* p, u64 bytes);
+
+  // One buffered store of some fibre becomes visible; called between steps of the machine.
+  void drain_some();
+  void drain_all(u32 fibre);
+
+  void weaken(const Weakened& rule) { weakened_.push_back(rule); }
+  u64 weakened_count() const { return weakened_count_; }
+  u64 write_count() const { return write_count_; }
+  // The first race or misuse found, else empty.
+  const std::string& complaint() const { return complaint_; }
+  u64 offset(const void* p) const;
+
+ private:
+  struct Buffered {
+    u64 word;
+    u64 value;
+    Access writer;
+  };
+  struct View {
+    Clock clock;
+    std::deque<Buffered> buffer;
+  };
+
+  u64 rmw(u32 fibre, void* p, u32 size_bytes, Order order, u64 value, bool is_add);
+  Order effective(const void* p, Order order);
+  Access tick(u32 fibre);
+  Location& touch(u64 word);
+  Location& atomic_location(u32 fibre, const void* p, u32 size_bytes, bool writes);
+  Message& pick(u32 fibre, Location& place);
+  bool is_known(const View& view, const Message& message) const;
+  bool is_before(const Access& access, u32 fibre) const;
+  void publish(u64 word, Message message);
+  void drain_word(u32 fibre, u64 word);
+  void drain_entry(View& view, std::size_t index);
+  void expect_readers(const std::vector<Reader>& readers, u32 fibre, u64 word, const char* what);
+  void expect_before(const Access& access, u32 fibre, u64 word, const char* what);
+  u64 memory_value(u64 word, u32 size_bytes) const;
+
+  std::unique_ptr<u8[], void (*)(void*)> arena_;
+  u64 arena_bytes_;
+  u64 used_bytes_ = 0;
+  Random& random_;
+  std::vector<View> views_;
+  Clock fences_;
+  std::vector<u32> index_;  // by word: into locations_, plus 1
+  std::deque<Location> locations_;
+  std::vector<Weakened> weakened_;
+  u64 weakened_count_ = 0;
+  u64 buffered_count_ = 0;
+  u64 write_count_ = 0;
+  std::string complaint_;
+};
+
+}  // namespace gpurt::sim

@@ -1,0 +1,158 @@
+"""A local Hugging Face folder of model_type llama or qwen3: config.json, safetensors, tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gpurt.errors import ModelError
+from gpurt.graphs.llama import LlamaConfig, RopeScaling
+from gpurt.loaders.model import Model, Progress, check_tensors, id_list, integer, need, number
+from gpurt.loaders.safetensors_file import read_folder
+from gpurt.tokenizer import chat_template, tokenizer_from_json
+
+_MODEL_TYPES = ("llama", "qwen3")
+_CONFIG = "config.json"
+
+
+def load_folder(folder: Path, progress: Progress | None = None) -> Model:
+    """Open a model folder. Tensors are memory-mapped and read when a plan is loaded.
+
+    progress: called as (what, done, total) over the shards.
+    Raises: ModelError if a file is missing, truncated or damaged, if the architecture is unknown,
+    or if a tensor contradicts the config.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"no such folder - at {folder} - give the path of a model folder")
+    values = _read_json(folder / _CONFIG)
+    config = config_from_json(values, str(folder / _CONFIG))
+    weights = check_tensors(read_folder(folder, progress), config, str(folder))
+    tokenizer, template = None, None
+    if (folder / "tokenizer.json").exists():
+        tokenizer = tokenizer_from_json(folder / "tokenizer.json")
+        template = _template(folder)
+    stop = id_list(_optional_json(folder / "generation_config.json").get("eos_token_id"))
+    return Model(
+        name=folder.resolve().name,
+        path=str(folder),
+        config=config,
+        weights=weights,
+        tokenizer=tokenizer,
+        chat=chat_template(template) if tokenizer is not None else None,
+        stop_ids=stop or id_list(values.get("eos_token_id")),
+    )
+
+
+def config_from_json(values: dict[str, Any], path: str) -> LlamaConfig:
+    """A LlamaConfig from a parsed config.json. Raises: ModelError naming the key at fault."""
+    model_type = values.get("model_type")
+    need(
+        model_type in _MODEL_TYPES,
+        f"model_type {model_type!r} is unknown",
+        path,
+        f"gpurt runs {' and '.join(_MODEL_TYPES)} models",
+    )
+    for key, wanted in (
+        ("hidden_act", "silu"),
+        ("attention_bias", False),
+        ("mlp_bias", False),
+        ("use_sliding_window", False),
+        ("quantization_config", None),
+    ):
+        value = values.get(key)
+        need(
+            value is None or value == wanted,
+            f"{key} is {value!r}",
+            path,
+            f"gpurt runs models with {key} {wanted!r}",
+        )
+    sliding = [kind for kind in values.get("layer_types") or [] if kind != "full_attention"]
+    need(not sliding, f"layer_types has {sliding[:1]}", path, "gpurt runs full attention")
+    hidden = integer(values, "hidden_size", path)
+    heads = integer(values, "num_attention_heads", path)
+    kv_heads = integer(values, "num_key_value_heads", path, heads)
+    # transformers' own defaults: llama divides, qwen3 says 128
+    head_dim = integer(values, "head_dim", path, 128 if model_type == "qwen3" else hidden // heads)
+    need(
+        heads % kv_heads == 0,
+        f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}",
+        path,
+        "the config is wrong",
+    )
+    need(head_dim % 2 == 0, f"head_dim is {head_dim}", path, "rotary embedding needs an even size")
+    theta, scaling = _rope(values, path)
+    return LlamaConfig(
+        architecture=str(model_type),
+        hidden=hidden,
+        layers=integer(values, "num_hidden_layers", path),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=integer(values, "intermediate_size", path),
+        vocab=integer(values, "vocab_size", path),
+        eps=number(values, "rms_norm_eps", path, 1e-6),
+        rope_theta=theta,
+        context=integer(values, "max_position_embeddings", path, 2048),
+        tied=bool(values.get("tie_word_embeddings", False)),
+        qk_norm=model_type == "qwen3",
+        rope_scaling=scaling,
+    )
+
+
+def _rope(values: dict[str, Any], path: str) -> tuple[float, RopeScaling | None]:
+    """Theta and scaling, from `rope_parameters` or the older `rope_theta` and `rope_scaling`."""
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    need(isinstance(rope, dict), f"rope settings are {rope!r}", path, "they must be an object")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    need(
+        kind in ("default", "llama3"),
+        f"rope scaling {kind!r} is not supported",
+        path,
+        "gpurt runs models with rope type default or llama3",
+    )
+    partial = rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
+    need(
+        partial == 1,
+        f"partial_rotary_factor is {partial!r}",
+        path,
+        "gpurt rotates whole heads",
+    )
+    theta = number(rope if "rope_theta" in rope else values, "rope_theta", path, 10000.0)
+    if kind == "default":
+        return theta, None
+    scaling = RopeScaling(
+        factor=number(rope, "factor", path),
+        low_freq_factor=number(rope, "low_freq_factor", path),
+        high_freq_factor=number(rope, "high_freq_factor", path),
+        original_context=integer(rope, "original_max_position_embeddings", path),
+    )
+    return theta, scaling
+
+
+def _template(folder: Path) -> str | None:
+    """The chat template: a file of its own, or a key of tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    template = _optional_json(folder / "tokenizer_config.json").get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return _read_json(path) if path.exists() else {}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        msg = f"{path.name} is missing"
+        raise ModelError(f"{msg} - at {path.parent} - give the path of a model folder") from error
+    except (OSError, ValueError) as error:
+        msg = f"cannot read {path.name}: {error}"
+        raise ModelError(f"{msg} - at {path} - get the file again") from error
+    if not isinstance(values, dict):
+        msg = f"{path.name} holds no object"
+        raise ModelError(f"{msg} - at {path} - get the file again")
+    return values

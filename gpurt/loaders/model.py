@@ -1,0 +1,129 @@
+"""What every loader returns: a config, lazily read weights, and how to turn text into ids.
+
+Owns: `WeightSource`, `Model`, and the check of a checkpoint's tensors against its config.
+Knows no file format. Tensors go by their Hugging Face names, whatever the file calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from gpurt.buffer import DType
+from gpurt.errors import ModelError
+
+if TYPE_CHECKING:
+    from gpurt.graphs.llama import LlamaConfig
+    from gpurt.tokenizer import ChatTemplate, Tokenizer
+
+Progress = Callable[[str, int, int], None]  # what is going on, units done, units in total
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """One tensor of a checkpoint, read when `load` is called.
+
+    shape: in elements. load: returns `dtype.storage` elements; a block format as bytes, whole
+    blocks along the last axis. The array may view a memory map and must not be written.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    load: Callable[[], NDArray[Any]] = field(repr=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes as stored."""
+        rows = 1
+        for extent in self.shape[:-1]:
+            rows *= extent
+        return rows * self.dtype.row_bytes(self.shape[-1])
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint, ready for `graphs.llama.build`.
+
+    tokenizer: None for a folder that has none: it takes and gives ids. chat: None if the model
+    states no chat template that gpurt can follow. stop_ids: tokens that end a reply.
+    """
+
+    name: str
+    path: str
+    config: LlamaConfig
+    weights: Mapping[str, WeightSource] = field(repr=False)
+    tokenizer: Tokenizer | None = field(default=None, repr=False)
+    chat: ChatTemplate | None = field(default=None, repr=False)
+    stop_ids: tuple[int, ...] = ()
+
+
+def check_tensors(
+    found: Mapping[str, WeightSource],
+    config: LlamaConfig,
+    path: str,
+    stored_name: Callable[[str], str] = str,
+) -> dict[str, WeightSource]:
+    """The tensors a config asks for, and no other.
+
+    stored_name: what the file calls a tensor, for messages.
+    Raises: ModelError naming the tensor and both shapes if one is missing, extra or misshapen.
+    """
+    expected = config.tensors()
+    for name, shape in expected.items():
+        if name not in found:
+            msg = f"tensor {stored_name(name)} {list(shape)} is missing"
+            raise ModelError(f"{msg} - at {path} - the config asks for it: get the whole model")
+        if found[name].shape != shape:
+            msg = f"tensor {stored_name(name)} is {list(found[name].shape)}"
+            msg += f", the config asks for {list(shape)}"
+            raise ModelError(f"{msg} - at {path} - config and weights are of different models")
+    ignored = set(config.ignored_tensors())
+    extra = sorted(set(found) - set(expected) - ignored)
+    if extra:
+        first = found[extra[0]]
+        msg = f"tensor {stored_name(extra[0])} {list(first.shape)} has no place in a"
+        msg += f" {config.architecture} model ({len(extra)} such)"
+        raise ModelError(f"{msg} - at {path} - gpurt would ignore it, so the output would be wrong")
+    return {name: found[name] for name in expected}
+
+
+def need(condition: bool, what: str, path: str, advice: str) -> None:
+    """Raises: ModelError `what - at path - advice` unless the condition holds."""
+    if not condition:
+        raise ModelError(f"{what} - at {path} - {advice}")
+
+
+def integer(values: Mapping[str, Any], key: str, path: str, default: int | None = None) -> int:
+    """A whole number of 1 or more from a config. Raises: ModelError naming the key."""
+    value = values.get(key)
+    if value is None:
+        if default is None:
+            raise ModelError(f"{key} is missing - at {path} - the config must state it")
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"{key} is {value!r} - at {path} - it must be a whole number of 1 or more")
+    return value
+
+
+def number(values: Mapping[str, Any], key: str, path: str, default: float | None = None) -> float:
+    """A positive number from a config. Raises: ModelError naming the key."""
+    value = values.get(key)
+    if value is None:
+        if default is None:
+            raise ModelError(f"{key} is missing - at {path} - the config must state it")
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ModelError(f"{key} is {value!r} - at {path} - it must be a number above 0")
+    return float(value)
+
+
+def id_list(value: Any) -> tuple[int, ...]:
+    """Token ids from a config's `int | list[int] | None`."""
+    if value is None:
+        return ()
+    values: Sequence[Any] = value if isinstance(value, list) else [value]
+    return tuple(int(v) for v in values if isinstance(v, int))

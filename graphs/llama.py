@@ -1,0 +1,311 @@
+"""Llama-type models as a Graph: five operators a layer, from a checkpoint's config and weights.
+
+Covers model_type llama and qwen3: RMSNorm, rotary embedding, grouped-query attention over a paged
+cache, SwiGLU, tied or untied head, and Qwen3's norm of queries and keys.
+
+One layer, as the critical path sees it (q and kv are independent of each other):
+
+  x -> [norm, Wq] -> q  -.                                                           .-> x'
+  x -> [norm, Wkv] -> kv -> attention -> [Wo] + x -> h -> [norm, Wgu, swiglu] -> m -> [Wd] + h
+
+Every layer has its own activation buffers, never reused, so a payload edge may carry any of them.
+Legend: B rows, H heads, K kv heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.buffer import DTYPES, Buffer, DType, f32
+from gpurt.errors import BoundError, GraphError
+from gpurt.graph import Graph
+from gpurt.graphs.ops.attention import attention
+from gpurt.graphs.ops.dtypes import to_float32, to_storage
+from gpurt.graphs.ops.embed import embed
+from gpurt.graphs.ops.matvec import matvec
+from gpurt.graphs.ops.sample import sample
+
+if TYPE_CHECKING:
+    from gpurt.loaders.model import WeightSource
+
+# Positions of a cache page, and of a chunk of attention's sums. Fixed, so that a token's bits
+# depend on no bound of the plan.
+PAGE = 64
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3's stretching of low rotary frequencies. Source: the Llama 3.1 reference code."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """What a checkpoint's config says, in the field's terms."""
+
+    architecture: str  # "llama" or "qwen3"
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    eps: float
+    rope_theta: float
+    context: int  # positions the model was made for
+    tied: bool
+    qk_norm: bool = False
+    rope_scaling: RopeScaling | None = None
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor that a checkpoint must hold."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab, self.hidden)
+        }
+        for layer in range(self.layers):
+            at = f"model.layers.{layer}"
+            shapes[f"{at}.input_layernorm.weight"] = (self.hidden,)
+            shapes[f"{at}.self_attn.q_proj.weight"] = (q, self.hidden)
+            shapes[f"{at}.self_attn.k_proj.weight"] = (kv, self.hidden)
+            shapes[f"{at}.self_attn.v_proj.weight"] = (kv, self.hidden)
+            if self.qk_norm:
+                shapes[f"{at}.self_attn.q_norm.weight"] = (self.head_dim,)
+                shapes[f"{at}.self_attn.k_norm.weight"] = (self.head_dim,)
+            shapes[f"{at}.self_attn.o_proj.weight"] = (self.hidden, q)
+            shapes[f"{at}.post_attention_layernorm.weight"] = (self.hidden,)
+            shapes[f"{at}.mlp.gate_proj.weight"] = (self.intermediate, self.hidden)
+            shapes[f"{at}.mlp.up_proj.weight"] = (self.intermediate, self.hidden)
+            shapes[f"{at}.mlp.down_proj.weight"] = (self.hidden, self.intermediate)
+        shapes["model.norm.weight"] = (self.hidden,)
+        if not self.tied:
+            shapes["lm_head.weight"] = (self.vocab, self.hidden)
+        return shapes
+
+    def ignored_tensors(self) -> list[str]:
+        """Tensors that older exports carry and that follow from the config."""
+        names = [f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(self.layers)]
+        return [*names, "lm_head.weight"] if self.tied else names
+
+
+def build(
+    config: LlamaConfig,
+    weights: Mapping[str, WeightSource],
+    *,
+    rows: int = 16,
+    slots: int = 1,
+    context: int | None = None,
+    kv_dtype: str = "f32",
+    weight_dtype: str | None = None,
+) -> Graph:
+    """The Graph of one step.
+
+    rows: tokens one step can carry. slots: sequences one step can mix. context: positions of one
+    sequence; default: the model's, at most 2048. kv_dtype: f32, bf16 or f16. weight_dtype: f32,
+    f16 or bf16 for all matrices; default: as stored. Weights are read when the plan is loaded.
+    Raises: BoundError if context exceeds the model's; GraphError for an unknown dtype.
+    """
+    bound = min(config.context, 2048) if context is None else context
+    if not 1 <= bound <= config.context:
+        msg = f"context is {bound}, the model was made for {config.context} positions"
+        raise BoundError(f"{msg} - at llama.build - use 1 to {config.context}")
+    for what, name in (("kv_dtype", kv_dtype), ("weight_dtype", weight_dtype or "f32")):
+        if name not in ("f32", "f16", "bf16"):
+            msg = f"{what} is {name!r} - at llama.build - use f32, f16 or bf16"
+            raise GraphError(msg)
+    graph = Graph(config.architecture, rows=rows, slots=slots, context=bound, vocab=config.vocab)
+    return _Builder(graph, config, weights, kv_dtype, weight_dtype).build()
+
+
+def rope_table(config: LlamaConfig, context: int) -> NDArray[np.float32]:
+    """[context, D]: cosines of the D/2 angles, then their sines. Source: RoFormer, 2104.09864."""
+    half = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequencies = (1.0 / np.float32(config.rope_theta) ** half).astype(np.float32)
+    if config.rope_scaling is not None:
+        frequencies = _llama3_frequencies(frequencies, config.rope_scaling)
+    angles = np.arange(context, dtype=np.float32)[:, None] * frequencies
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+class _Builder:
+    """One call of `build`: the graph under construction and what all layers share."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: LlamaConfig,
+        weights: Mapping[str, WeightSource],
+        kv_dtype: str,
+        weight_dtype: str | None,
+    ) -> None:
+        self.graph, self.config, self.weights = graph, config, weights
+        self.kv_dtype = kv_dtype
+        self.weight_dtype = None if weight_dtype is None else DTYPES[weight_dtype]
+        self.pages_per_slot = -(-graph.context // PAGE)
+        pages = graph.slots * self.pages_per_slot
+        self.page_table = graph.state(
+            "page_table",
+            [graph.slots, self.pages_per_slot],
+            "u32",
+            source=np.arange(pages, dtype=np.uint32).reshape(graph.slots, -1),
+        )
+        self.rope = graph.weight(
+            "rope",
+            [graph.context, config.head_dim],
+            f32,
+            lambda: rope_table(config, graph.context),
+        )
+
+    def build(self) -> Graph:
+        graph, config = self.graph, self.config
+        x = self.activation("embed.x", config.hidden)
+        embed(graph, self.matrix("embed.table", "model.embed_tokens"), x)
+        for layer in range(config.layers):
+            with graph.at(f"layers[{layer}]", layer=layer):
+                x = self.layer(layer, x)
+        with graph.at("head", layer=config.layers):
+            # A tied head is a second buffer: on cuda it is packed, and the table is not.
+            head = "model.embed_tokens" if config.tied else "lm_head"
+            logits = self.activation("logits", config.vocab)
+            matvec(
+                graph,
+                x,
+                self.matrix("head.w", head),
+                logits,
+                norm=self.vector("head.norm", "model.norm"),
+                sampled=True,
+                eps=config.eps,
+                name="head",
+            )
+            sample(graph, logits)
+        return graph
+
+    def layer(self, layer: int, x: Buffer) -> Buffer:
+        graph, config = self.graph, self.config
+        at, source = f"layers[{layer}]", f"model.layers.{layer}"
+        out = self.attention(layer, x)
+        h = self.activation(f"{at}.h", config.hidden)
+        o_proj = self.matrix(f"{at}.o.w", f"{source}.self_attn.o_proj")
+        matvec(graph, out, o_proj, h, residual=x, name="o")
+        m = self.activation(f"{at}.m", config.intermediate)
+        matvec(
+            graph,
+            h,
+            self.matrix(
+                f"{at}.gate_up.w",
+                f"{source}.mlp.gate_proj",
+                f"{source}.mlp.up_proj",
+                interleaved=True,
+            ),
+            m,
+            norm=self.vector(f"{at}.mlp.norm", f"{source}.post_attention_layernorm"),
+            swiglu=True,
+            eps=config.eps,
+            name="gate_up",
+        )
+        y = self.activation(f"{at}.y", config.hidden)
+        down = self.matrix(f"{at}.down.w", f"{source}.mlp.down_proj")
+        matvec(graph, m, down, y, residual=h, name="down")
+        return y
+
+    def attention(self, layer: int, x: Buffer) -> Buffer:
+        graph, config = self.graph, self.config
+        at, source = f"layers[{layer}]", f"model.layers.{layer}"
+        head_dim = config.head_dim
+        norm = self.vector(f"{at}.attention.norm", f"{source}.input_layernorm")
+        q = self.activation(f"{at}.q", config.heads * head_dim)
+        q_proj = self.matrix(f"{at}.q.w", f"{source}.self_attn.q_proj")
+        matvec(graph, x, q_proj, q, norm=norm, eps=config.eps, name="q")
+        kv = self.activation(f"{at}.kv", 2 * config.kv_heads * head_dim)
+        kv_proj = self.matrix(
+            f"{at}.kv.w", f"{source}.self_attn.k_proj", f"{source}.self_attn.v_proj"
+        )
+        matvec(graph, x, kv_proj, kv, norm=norm, eps=config.eps, name="kv")
+        cache = [self.page_table.shape[0] * self.pages_per_slot, config.kv_heads, PAGE, head_dim]
+        out = self.activation(f"{at}.attention.out", config.heads * head_dim)
+        attention(
+            graph,
+            q,
+            kv,
+            graph.state(f"{at}.k_cache", cache, self.kv_dtype),
+            graph.state(f"{at}.v_cache", cache, self.kv_dtype),
+            self.page_table,
+            self.rope,
+            out,
+            heads=config.heads,
+            qk_norm=self.qk_norm(f"{at}.qk_norm", source) if config.qk_norm else None,
+            eps=config.eps,
+        )
+        return out
+
+    def activation(self, name: str, width: int) -> Buffer:
+        return self.graph.activation(name, [self.graph.rows, width], f32)
+
+    def matrix(self, name: str, *tensors: str, interleaved: bool = False) -> Buffer:
+        """One or more matrices, stacked by rows. Mixed dtypes are all read as float32: exact."""
+        sources = [self.weights[f"{tensor}.weight"] for tensor in tensors]
+        stored = {source.dtype.name for source in sources}
+        dtype = self.weight_dtype or (sources[0].dtype if len(stored) == 1 else f32)
+        rows = sum(source.shape[0] for source in sources)
+        load = _stack(sources, dtype, interleaved=interleaved)
+        return self.graph.weight(name, [rows, sources[0].shape[1]], dtype, load)
+
+    def vector(self, name: str, tensor: str) -> Buffer:
+        source = self.weights[f"{tensor}.weight"]
+        return self.graph.weight(name, source.shape, f32, _stack([source], f32))
+
+    def qk_norm(self, name: str, source: str) -> Buffer:
+        pair = [self.weights[f"{source}.self_attn.{which}_norm.weight"] for which in "qk"]
+
+        def load() -> NDArray[Any]:
+            return np.stack([_converted(part, f32) for part in pair])
+
+        return self.graph.weight(name, [2, self.config.head_dim], f32, load)
+
+
+def _stack(
+    sources: Sequence[WeightSource], dtype: DType, *, interleaved: bool = False
+) -> Callable[[], NDArray[Any]]:
+    """A function that reads `sources` as `dtype`: one after another, or row by row in turn."""
+
+    def load() -> NDArray[Any]:
+        parts = [_converted(source, dtype) for source in sources]
+        if len(parts) == 1:
+            return parts[0]
+        if interleaved:
+            return np.stack(parts, axis=1).reshape(-1, parts[0].shape[1])
+        return np.concatenate(parts)
+
+    return load
+
+
+def _converted(source: WeightSource, dtype: DType) -> NDArray[Any]:
+    stored = source.load()
+    if source.dtype.name == dtype.name:
+        return stored
+    return to_storage(to_float32(stored, source.dtype), dtype)
+
+
+def _llama3_frequencies(
+    frequencies: NDArray[np.float32], scaling: RopeScaling
+) -> NDArray[np.float32]:
+    """Long waves are slowed by `factor`, short ones kept, those between are blended."""
+    waves = 2 * math.pi / frequencies
+    low = scaling.original_context / scaling.low_freq_factor
+    high = scaling.original_context / scaling.high_freq_factor
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    blend = (scaling.original_context / waves - scaling.low_freq_factor) / span
+    mixed = (1 - blend) * frequencies / scaling.factor + blend * frequencies
+    slowed = np.where(waves > low, frequencies / scaling.factor, mixed)
+    return np.where(waves < high, frequencies, slowed).astype(np.float32)

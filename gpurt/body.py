@@ -105,6 +105,7 @@ class Body:
     packing: Callable[[Operator, str, Target], str] | None = None
     host: Callable[..., None] | None = None  # a user's numpy function
     cuda: str = ""  # a user's CUDA struct
+    payload: bool = False  # cuda: its struct polls inputs and stores outputs as payload edges need
 
     @property
     def is_user(self) -> bool:

@@ -1,1 +1,124 @@
-"""Planner: lowers a Graph to a checked Plan for one target."""
+"""Planner: lowers a Graph to a checked Plan for one target.
+
+    tile       each operator asks its body for tiles
+    hazards    what every tile must follow, from declared regions in program order
+    waits      the few groups of producers it waits for (transitive reduction, joins)
+    payload    buffers whose data is its own flag need no wait, but a re-arm
+    schedule   static lists; waits that a list already gives are dropped
+    finish     groups become counters; memory; edges for the table
+    check      proves the result without trusting any of the above
+
+A Plan is a function of (graph, target, policy, edges) alone. Tiles, and with them the order of
+sums, do not depend on workers or policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpurt.body import Target
+from gpurt.errors import PlanError
+from gpurt.graph import Graph
+from gpurt.plan import PLAN_VERSION, TASK_ADVANCE, Plan, Policy
+from gpurt.planner import finish, memory, payload, schedule, tile
+from gpurt.planner import policy as policies
+from gpurt.planner.check import check_graph, check_plan
+from gpurt.planner.cost import task_ns
+from gpurt.planner.draft import Draft, DraftOp, DraftTask
+from gpurt.planner.hazards import Hazards
+from gpurt.planner.payload import Edges
+from gpurt.planner.waits import Waits
+
+__all__ = ["plan"]
+
+
+def plan(
+    graph: Graph,
+    target: Target,
+    *,
+    policy: Policy | Mapping[str, Policy] = "static",
+    edges: Edges = "counter",
+) -> Plan:
+    """The checked Plan of `graph` for `target`.
+
+    policy: one for all operators, or {operator name or body name: policy}, the rest static.
+    edges: `payload` makes payload buffers of all that can be, `auto` of the small ones; only on
+        cuda, and only where every body that touches the buffer can poll.
+    Raises: GraphError, PlanError: each names the task, where it is, and what to do.
+    """
+    if target.workers < 1:
+        raise PlanError(f"{target.workers} workers - at target {target.kind} - use 1 or more")
+    check_graph(graph)
+    chosen = policies.resolve(graph, policy)
+    polled = payload.choose(graph, target, chosen, edges)
+    buffers = memory.BufferMap(graph, target)
+    draft = Draft(len(graph.operators))
+    hazards = _lower(graph, target, chosen, polled, buffers, draft)
+    placed = buffers.plan_buffers(polled, finish.packed_bytes(buffers, graph))
+    lists = schedule.Schedule(draft, target)
+    for op in draft.ops:
+        lists.place(op)
+    lists.drop_waits()
+    last = policies.tail_policy(chosen[-1], bool(polled))
+    rearm = payload.rearm(draft.graph_op_count + draft.generated_count, last, placed, target)
+    if rearm is not None:
+        draft.next_generated()
+        draft.append(*rearm)
+        lists.place(rearm[0])
+    sampled = graph.sampled
+    advance = DraftOp(
+        draft.next_generated(),
+        "advance",
+        "advance",
+        "plan.advance",
+        0,
+        last,
+        (None if sampled is None else (sampled.index, 0),),
+        (),
+        TASK_ADVANCE,
+    )
+    reads = () if sampled is None else ((sampled.index, sampled.whole.bounds),)
+    task = DraftTask(advance, (0, 0, 0, 0), reads, cost_ns=task_ns(0, target))
+    schedule.add_advance(draft, lists, advance, task)
+    segments = policies.segments(draft.ops)
+    counters, tasks = finish.tasks(draft)
+    result = Plan(
+        version=PLAN_VERSION,
+        name=graph.name,
+        target=target,
+        rows=graph.rows,
+        slots=graph.slots,
+        context=graph.context,
+        vocab=graph.vocab,
+        buffers=placed,
+        operators=finish.operators(draft),
+        tasks=tasks,
+        counters=counters,
+        segments=tuple(segments),
+        lists=finish.lists(lists.lists, segments),
+        edges=finish.edges(draft, hazards, lists, polled, graph),
+        payload_set_bytes=memory.payload_set_bytes(placed),
+    )
+    check_plan(result)
+    return result
+
+
+def _lower(
+    graph: Graph,
+    target: Target,
+    chosen: Sequence[Policy],
+    polled: set[int],
+    buffers: memory.BufferMap,
+    draft: Draft,
+) -> Hazards:
+    """Tiles and waits of all operators of the graph, in program order."""
+    hazards, waits = Hazards(graph, polled), Waits(draft)
+    for op, op_policy in zip(graph.operators, chosen, strict=True):
+        tiles = tile.cut(op, target)
+        drafted = tile.draft_op(op, op_policy, target, buffers, polled)
+        tasks = tile.draft_tasks(op, drafted, tiles, target, buffers)
+        needs = hazards.needs(drafted, tiles)
+        for task, groups in zip(tasks, waits.waits(drafted, needs), strict=True):
+            task.waits = groups
+        draft.append(drafted, tasks)
+    return hazards

@@ -1,0 +1,136 @@
+"""Schedule: which worker runs each task of a static segment, and the waits that this makes vain.
+
+List scheduling with the cost model, operator by operator. The tiles of an operator are spread so
+that no worker gets more of it than another by more than one tile; who takes the odd ones is who has
+least to do in the whole step, then round-robin from a start that moves on with every operator.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from gpurt.body import Target
+from gpurt.planner.cost import hop_ns
+from gpurt.planner.draft import NO_WORKER, Draft, DraftOp, DraftTask, Group
+
+
+class Schedule:
+    """Lists by worker, each in task order, and the clock of every worker in the cost model."""
+
+    def __init__(self, draft: Draft, target: Target) -> None:
+        self._draft = draft
+        self._count = target.workers
+        self._hop_ns = hop_ns(target)
+        self._clock = np.zeros(target.workers, dtype=np.int64)  # when the worker would be free
+        self._load = np.zeros(target.workers, dtype=np.int64)  # ns of all its tasks
+        self._start = 0
+        self.lists: list[list[int]] = [[] for _ in range(target.workers)]
+        self.order_edges: dict[tuple[int, int], int] = {}  # (producer op, consumer op) -> waits
+
+    def place(self, op: DraftOp) -> None:
+        """Give every task of `op` a worker. Dynamic tasks only move the clocks."""
+        tasks = self._draft.tasks[op.begin : op.end]
+        workers = [self._best(tasks[0])] if len(tasks) == 1 else self._spread(tasks)
+        for index, (task, worker) in enumerate(zip(tasks, workers, strict=True), op.begin):
+            ready = max((self._ready_ns(g) for g in task.waits), default=0)
+            task.end_ns = max(int(self._clock[worker]), ready) + task.cost_ns
+            self._clock[worker] = task.end_ns
+            self._load[worker] += task.cost_ns
+            if op.policy == "static":
+                task.worker = worker
+                self.lists[worker].append(index)
+        self._start = (self._start + len(tasks)) % self._count
+
+    def drop_waits(self) -> None:
+        """Drop a wait where the task's own list already gives it: all the producers stand earlier
+        in it, or a task that stands earlier waits for the same.
+        """
+        waited: list[set[int]] = [set() for _ in range(self._count)]
+        for task in self._draft.tasks:
+            if task.worker == NO_WORKER or not task.waits:
+                continue
+            seen, kept = waited[task.worker], []
+            for group in task.waits:
+                final = group.final()
+                if self._sole_worker(final) == task.worker or id(final) in seen:
+                    key = (final.op.index, task.op.index)
+                    self.order_edges[key] = self.order_edges.get(key, 0) + 1
+                else:
+                    kept.append(final)
+            seen.update(id(g) for g in kept)
+            task.waits = tuple(kept)
+
+    def _spread(self, tasks: list[DraftTask]) -> list[int]:
+        count, start = self._count, self._start
+        load = self._load.tolist()
+        order = [((w - start) % count, w) for w in range(count)]
+        heap = [(0, load[w], turn, w) for turn, w in order]
+        heapq.heapify(heap)
+        workers = []
+        for task in tasks:
+            in_op, total, turn, worker = heap[0]
+            heapq.heapreplace(heap, (in_op + task.cost_ns, total + task.cost_ns, turn, worker))
+            workers.append(worker)
+        return workers
+
+    def _best(self, task: DraftTask) -> int:
+        """Where a lone task would start first; among those the one with least to do."""
+        near: dict[int, int] = {}  # worker -> start, if that worker produced a group alone
+        ready = 0
+        for group in task.waits:
+            ready = max(ready, self._ready_ns(group) + self._hop_ns)
+        for group in task.waits:
+            worker = self._sole_worker(group.final())
+            if worker != NO_WORKER and worker not in near:
+                others = [
+                    self._ready_ns(g) + self._hop_ns * (self._sole_worker(g.final()) != worker)
+                    for g in task.waits
+                ]
+                near[worker] = max(others)
+        start = np.maximum(self._clock, ready)
+        for worker, ready_ns in near.items():
+            start[worker] = max(int(self._clock[worker]), ready_ns)
+        first = np.flatnonzero(start == start.min())
+        turns = (first - self._start) % self._count
+        return int(first[np.lexsort((turns, self._load[first]))[0]])
+
+    def _ready_ns(self, group: Group) -> int:
+        group = group.final()
+        if group.ready_ns < 0:
+            group.ready_ns = max(self._draft.tasks[t].end_ns for t in group.tasks)
+        return group.ready_ns
+
+    def _sole_worker(self, group: Group) -> int:
+        if group.worker is None:
+            workers = {self._draft.tasks[t].worker for t in group.tasks}
+            group.worker = workers.pop() if len(workers) == 1 else NO_WORKER
+        return group.worker
+
+
+def add_advance(draft: Draft, schedule: Schedule, advance: DraftOp, task: DraftTask) -> None:
+    """Append the step's last task. It waits for one group: all tasks that nothing else waits for
+    and that no list continues after.
+    """
+    followed = bytearray(len(draft.tasks))
+    groups = {id(g.final()): g.final() for other in draft.tasks for g in other.waits}
+    for group in groups.values():
+        for index in group.tasks:
+            followed[index] = 1
+    for tasks in schedule.lists:
+        for index in tasks[:-1]:
+            followed[index] = 1
+    sinks = [index for index, seen in enumerate(followed) if not seen]
+    task.waits = (Group(advance, tuple(sinks), 0),)
+    draft.append(advance, [task])
+    schedule.place(advance)
+    if task.worker == NO_WORKER:
+        return
+    # What stands last in advance's own list precedes it without a signal.
+    rest = tuple(s for s in sinks if draft.tasks[s].worker != task.worker)
+    for index in sinks:
+        if draft.tasks[index].worker == task.worker:
+            key = (draft.tasks[index].op.index, advance.index)
+            schedule.order_edges[key] = schedule.order_edges.get(key, 0) + 1
+    task.waits = (Group(advance, rest, 0),) if rest else ()

@@ -1,0 +1,121 @@
+"""Tile: cuts an operator into draft tasks for a target. The only place that asks a body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpurt.body import Target, Tile
+from gpurt.buffer import Region
+from gpurt.errors import GraphError
+from gpurt.graph import Operator
+from gpurt.plan import (
+    ADDRS_PER_TASK,
+    PARAMS_PER_TASK,
+    TASK_PAYLOAD_IN,
+    TASK_PAYLOAD_OUT,
+    PlanRegion,
+    Policy,
+)
+from gpurt.planner import cost
+from gpurt.planner.draft import DraftOp, DraftTask
+from gpurt.planner.memory import BufferMap
+
+
+def cut(op: Operator, target: Target) -> list[Tile]:
+    """The body's tiles, or one that is the whole operator. Raises: GraphError if there is none."""
+    if op.body.tile is None:
+        return [Tile((0, 0, 0, 0), op.reads, op.writes)]
+    tiles = op.body.tile(op, target)
+    if not tiles:
+        msg = f"{op.body.name} gives 0 tiles for {target.kind}"
+        raise GraphError(f"{msg} - at {op.path} - its tiler must return one or more")
+    for tile in tiles:
+        for kind, parts, wholes in (
+            ("reads", tile.reads, op.reads),
+            ("writes", tile.writes, op.writes),
+        ):
+            stray = next((p for p in parts if not any(w.covers(p) for w in wholes)), None)
+            if stray is not None:
+                msg = f"a tile of {op.body.name} {kind} {stray}, which the operator does not"
+                raise GraphError(f"{msg} - at {op.path} - declare it as an argument")
+    return tiles
+
+
+def draft_op(
+    op: Operator, policy: Policy, target: Target, buffers: BufferMap, payload: set[int]
+) -> DraftOp:
+    """The operator without its tasks. Raises: GraphError if a record cannot hold it."""
+    names = list(op.args) if op.body.is_user or not op.body.args else [a.name for a in op.body.args]
+    for what, count, limit in (
+        ("arguments", len(names), ADDRS_PER_TASK),
+        ("parameters", len(op.params), PARAMS_PER_TASK),
+    ):
+        if count > limit:
+            msg = f"{op.body.name} has {count} {what}, a task record holds {limit}"
+            raise GraphError(f"{msg} - at {op.path} - join some of them or use two operators")
+    addr: list[tuple[int, int] | None] = []
+    mask = 0
+    for position, name in enumerate(names):
+        region = op.args.get(name)
+        if region is None:
+            addr.append(None)
+            continue
+        addr.append((buffers.of(op, name, target), region.offset_bytes))
+        mask |= (region.buffer.index in payload) << position
+    flags = TASK_PAYLOAD_IN * any(r.buffer.index in payload for r in op.reads)
+    flags |= TASK_PAYLOAD_OUT * any(r.buffer.index in payload for r in op.writes)
+    return DraftOp(
+        op.index,
+        op.name,
+        op.body.name,
+        op.path,
+        op.layer,
+        policy,
+        tuple(addr),
+        tuple(op.params.values()),
+        flags,
+        mask,
+    )
+
+
+def draft_tasks(
+    op: Operator, drafted: DraftOp, tiles: Sequence[Tile], target: Target, buffers: BufferMap
+) -> list[DraftTask]:
+    """The tasks of `drafted`, without waits."""
+    seen: dict[Region, PlanRegion] = {}
+    at = {
+        region.buffer.index: buffers.of(op, name, target)
+        for name, region in op.args.items()
+        if region.buffer.role == "weight"
+    }
+
+    def plan_regions(regions: Sequence[Region]) -> tuple[PlanRegion, ...]:
+        result = []
+        for region in regions:
+            known = seen.get(region)
+            if known is None:
+                index = region.buffer.index
+                known = seen[region] = (at.get(index, index), region.bounds)
+            result.append(known)
+        return tuple(result)
+
+    tasks = []
+    for tile in tiles:
+        stream = None
+        if tile.stream is not None:
+            index = buffers.of(op, tile.stream.arg, target)
+            stream = (index, tile.stream.offset_bytes, tile.stream.size_bytes)
+            buffers.stream(index, tile.stream.offset_bytes + tile.stream.size_bytes)
+        size_bytes = cost.tile_bytes(tile)
+        tasks.append(
+            DraftTask(
+                drafted,
+                tile.coords,
+                plan_regions(tile.reads),
+                plan_regions(tile.writes),
+                stream=stream,
+                cost_bytes=size_bytes,
+                cost_ns=cost.task_ns(size_bytes, target),
+            )
+        )
+    return tasks

@@ -56,6 +56,8 @@ struct BodyContext {
   u32 detail[4];  // for the Fault; kFaultNonFinite: row, column, argument index
 };
 
+using HostBody = u32 (*)(const TaskRecord&, BodyContext&);
+
 #endif
 
 }  // namespace gpurt

@@ -18,8 +18,6 @@
 
 namespace gpurt {
 
-using HostBody = u32 (*)(const TaskRecord&, BodyContext&);
-
 struct HostBodyEntry {
   const char* name;
   HostBody run;

@@ -1,0 +1,128 @@
+// Controller: the one thread that looks at host memory. It mirrors what the host wrote into device
+// memory, admits requests while nothing runs, and decides when the kernel ends.
+//
+//   host:  submit_tail = n; fence; read kernel_state      not RUNNING: wait for its end, launch
+//   here:  kernel_state = ENDING; fence; read submit_tail  grew: RUNNING again, else exit = 1
+//
+// Both fences are sequentially consistent, so at least one side sees the other: no request is left
+// to a kernel that is going away. The kernel ends only while idle: no step is open, no task runs.
+// On the GPU a warp of block 0 plays it; on the host worker 0 does while it waits for a step.
+#pragma once
+#include "advance.hpp"
+
+namespace gpurt {
+
+// Private to the thread that plays the controller.
+struct Controller {
+  u64 begin_ns;  // launch; later, when the kernel began to run
+  u64 idle_ns;   // when it was first seen idle
+  u32 is_running;
+  u32 is_idle;
+  u32 is_yielding;  // its residency is over: it ends at the next request boundary
+};
+
+GPURT_FN void controller_start(Controller& controller) {
+  controller.begin_ns = clock_ns();
+  controller.idle_ns = 0;
+  controller.is_running = 0;
+  controller.is_idle = 0;
+  controller.is_yielding = 0;
+}
+
+// The first to give up writes the Fault and raises abort; all others only leave. Out of the hot
+// path, and its arguments are values: an address taken there costs a spill in every wait.
+GPURT_FN void raise_fault(const Program& program, const Fault& fault) {
+  if (exchange_acq_rel(&device_control(program)->abort, 1) != 0) return;
+  Fault* out = &host_control(program)->fault;
+  out->worker = fault.worker;
+  out->task = fault.task;
+  out->counter = fault.counter;
+  out->step = fault.step;
+  out->seen = fault.seen;
+  out->needed = fault.needed;
+  out->waited_ns = fault.waited_ns;
+  for (u32 i = 0; i < 4; ++i) out->detail[i] = fault.detail[i];
+  store_release_system(&out->kind, fault.kind);
+}
+
+// What advance needs of the host's words. Stateless, so any thread may call it: all four words only
+// grow, and a late store of an older value costs one more look. Returns the tail.
+GPURT_FN u64 controller_mirror(const Program& program) {
+  const HostControl* host = host_control(program);
+  DeviceControl* control = device_control(program);
+  const u64 tail = load_acquire_system(&host->submit_tail);
+  const u32 cancel_count = load_acquire_system(&host->cancel_count);
+  if (load_relaxed(&control->mirror_submit_tail) != tail)
+    store_release(&control->mirror_submit_tail, tail);
+  if (load_relaxed(&control->mirror_cancel) != cancel_count)
+    store_release(&control->mirror_cancel, cancel_count);
+  if (load_relaxed_system(&host->exit_request) != 0) store_relaxed(&control->mirror_exit, 1);
+  if (load_relaxed_system(&host->abort_request) != 0) exchange_acq_rel(&control->abort, 1);
+  return tail;
+}
+
+// Waits until all workers are there: only then may a request count on the kernel.
+GPURT_FN void controller_check_in(const Program& program, Controller& controller, u64 now_ns) {
+  const u32 in = load_acquire(&device_control(program)->workers_in);
+  store_relaxed_system(&host_control(program)->workers_in, in);
+  if (in == program.worker_count) {
+    controller.is_running = 1;
+    controller.begin_ns = now_ns;
+    store_release_system(&host_control(program)->kernel_state, kKernelRunning);
+    return;
+  }
+  if (now_ns - controller.begin_ns < program.wait_timeout_ns) return;
+  Fault fault = {};
+  fault.kind = kFaultCheckIn;
+  fault.seen = in;
+  fault.needed = program.worker_count;
+  fault.waited_ns = now_ns - controller.begin_ns;
+  raise_fault(program, fault);
+}
+
+// Idle and no reason to stay: ends the kernel, unless a request came in between.
+GPURT_FN void controller_end(const Program& program, const Controller& controller) {
+  HostControl* host = host_control(program);
+  DeviceControl* control = device_control(program);
+  store_release_system(&host->kernel_state, kKernelEnding);
+  fence_seq_cst_system();
+  const bool refuses = load_relaxed(&control->mirror_exit) != 0 || controller.is_yielding != 0;
+  if (!refuses && load_acquire_system(&host->submit_tail) > control->submit_head) {
+    store_release_system(&host->kernel_state, kKernelRunning);
+    return;
+  }
+  store_release(&control->exit, 1);
+}
+
+// One look. Called again and again by one thread until abort or exit is set.
+GPURT_FN void controller_poll(const Program& program, Controller& controller) {
+  DeviceControl* control = device_control(program);
+  const u64 tail = controller_mirror(program);
+  const u64 now_ns = clock_ns();
+  if (controller.is_running == 0) {
+    controller_check_in(program, controller, now_ns);
+    return;
+  }
+  if (program.residency_ns != 0 && now_ns - controller.begin_ns >= program.residency_ns) {
+    controller.is_yielding = 1;
+    store_relaxed(&control->mirror_exit, 1);  // advance admits no more, so the kernel drains
+  }
+  // The acquire hands over admission, with all that the last advance wrote.
+  if (load_acquire(&control->idle) == 0) return;
+  if (controller.is_idle == 0) {
+    controller.is_idle = 1;
+    controller.idle_ns = now_ns;
+  }
+  const bool leaves = load_relaxed(&control->mirror_exit) != 0;
+  if (!leaves && tail > control->submit_head) {
+    controller.is_idle = 0;
+    store_relaxed(&control->idle, 0);
+    store_relaxed_system(&host_control(program)->idle_since_ns, 0);
+    start_next_step(program, now_ns);
+    return;
+  }
+  const bool lingered = program.linger_ns != 0 && now_ns - controller.idle_ns >= program.linger_ns;
+  if (leaves || lingered) controller_end(program, controller);
+}
+
+}  // namespace gpurt

@@ -1,0 +1,196 @@
+// Threads as workers: how they wait, how a launch begins and ends, and body dispatch.
+#include "host_executor.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace gpurt {
+namespace {
+
+// A wait polls, then gives its core away, then sleeps. With a core for each worker an edge is met
+// within microseconds; with 132 workers on two cores whoever spins keeps the producer from running.
+constexpr u32 kSpinPollsOwnCore = 2000;
+constexpr u32 kSpinPollsShared = 20;
+constexpr u32 kYieldPolls = 400;
+constexpr u64 kEdgeNapNs = 50'000;
+// A parked worker is woken; the time only bounds how late the controller sees linger and residency.
+constexpr u64 kParkNs = 100'000'000;
+constexpr u64 kControllerParkNs = 2'000'000;
+constexpr std::size_t kScratchAlignBytes = 64;
+
+static_assert(kSpinPollsOwnCore + kYieldPolls < kNapPolls, "naps look at abort on every poll");
+
+struct Free {
+  void operator()(u8* p) const { std::free(p); }  // NOLINT(cppcoreguidelines-no-malloc)
+};
+
+}  // namespace
+
+// One per worker thread.
+class HostPlatform {
+ public:
+  HostPlatform(HostExecutor& executor, u32 worker)
+      : executor_(executor),
+        // Not touched here: pages that no body uses are never made.
+        scratch_(
+            static_cast<u8*>(std::aligned_alloc(kScratchAlignBytes, executor.scratch_bytes_))) {
+    const Program& program = executor.program_;
+    if (!scratch_) throw std::bad_alloc();
+    context_.program = &program;
+    context_.step = step_state(program);
+    context_.rows = step_rows(program);
+    context_.sample_rows = step_sample_rows(program);
+    context_.sampled = step_sampled(program);
+    context_.slots = at<const SlotState>(program.slots);
+    context_.scratch = scratch_.get();
+    context_.scratch_bytes = executor.scratch_bytes_;
+    context_.worker = worker;
+  }
+
+  static u64 ticks() { return clock_ns(); }
+
+  u32 run_body(const TaskRecord& record, u64 step) {
+    (void)step;
+    if (const HostBody body = executor_.bodies_[record.body]; body != nullptr)
+      return body(record, context_);
+    return executor_.callback_(record.task_index, context_.worker);
+  }
+
+  const u32* fault_detail() const { return context_.detail; }
+
+  void edge_pause(u32 polls) {
+    if (polls < executor_.spin_polls_) {
+      pause();
+    } else if (polls < executor_.spin_polls_ + kYieldPolls) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kEdgeNapNs));
+    }
+  }
+
+  void step_pause(u64 step, u32 polls, bool controls) {
+    if (polls < executor_.spin_polls_) {
+      pause();
+    } else if (polls < executor_.spin_polls_ + kYieldPolls) {
+      sched_yield();
+    } else {
+      const DeviceControl* control = device_control(executor_.program_);
+      executor_.parking_.park(controls ? kControllerParkNs : kParkNs, [=] {
+        return load_acquire(&control->steps_open) > step || load_relaxed(&control->abort) != 0 ||
+               load_acquire(&control->exit) != 0;
+      });
+    }
+  }
+
+  void step_opened() { executor_.parking_.wake(); }
+
+ private:
+  HostExecutor& executor_;
+  std::unique_ptr<u8, Free> scratch_;
+  BodyContext context_ = {};
+};
+
+HostExecutor::HostExecutor(const Program& program, std::vector<HostBody> bodies, Callback callback,
+                           u64 scratch_bytes)
+    : program_(program),
+      bodies_(std::move(bodies)),
+      callback_(std::move(callback)),
+      scratch_bytes_((scratch_bytes + kScratchAlignBytes) / kScratchAlignBytes *
+                     kScratchAlignBytes) {
+  // The host's own thread is mostly asleep while requests run, so it needs no core.
+  const u32 cores = std::max(1U, std::thread::hardware_concurrency());
+  spin_polls_ = program.worker_count <= cores ? kSpinPollsOwnCore : kSpinPollsShared;
+}
+
+HostExecutor::~HostExecutor() {
+  abort();
+  join_threads();
+}
+
+void HostExecutor::abort() {
+  exchange_acq_rel(&device_control(program_)->abort, 1);
+  wake();
+}
+
+bool HostExecutor::launch() {
+  if (running()) return false;
+  join_threads();
+  reset();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    alive_ = program_.worker_count;
+  }
+  threads_.reserve(program_.worker_count);
+  try {
+    for (u32 i = 0; i < program_.worker_count; ++i)
+      threads_.emplace_back([this, i] { run_worker(i); });
+  } catch (...) {  // no more threads: those that started must not wait for the others
+    abort();
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      alive_ -= program_.worker_count - static_cast<u32>(threads_.size());
+    }
+    join_threads();
+    throw;
+  }
+  return true;
+}
+
+bool HostExecutor::running() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return alive_ != 0;
+}
+
+bool HostExecutor::join(u64 timeout_ns) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return ended_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [&] { return alive_ == 0; });
+}
+
+// All that a launch starts from. Counters are never reset while workers run, and only here at all.
+void HostExecutor::reset() {
+  const auto zero = [](u64 address, u64 size_bytes) {
+    if (size_bytes != 0) std::memset(at<void>(address), 0, size_bytes);
+  };
+  const Program& p = program_;
+  zero(p.counters, u64{p.counter_count} * kCounterStride);
+  zero(p.arrived, u64{p.task_count} * sizeof(u64));
+  zero(p.ready_slots, u64{p.task_count} * sizeof(u64));
+  zero(p.cursors, u64{p.segment_count} * sizeof(Cursor));
+  zero(p.held_tickets, u64{p.worker_count} * p.segment_count * sizeof(u64));
+  zero(p.slots, u64{p.slot_count} * sizeof(SlotState));
+  zero(p.device_control, sizeof(DeviceControl));
+  HostControl* host = host_control(p);
+  DeviceControl* control = device_control(p);
+  control->steps_open = p.first_step;
+  control->submit_head = host->submit_head;
+  control->idle = 1;
+  host->fault = Fault{};
+  host->exit_request = 0;
+  host->abort_request = 0;
+  host->workers_in = 0;
+  host->heartbeat = 0;
+  store_release_system(&host->kernel_state, kKernelAbsent);
+}
+
+void HostExecutor::run_worker(u32 index) {
+  try {
+    HostPlatform platform(*this, index);
+    Worker<HostPlatform>(program_, index, platform).run();
+  } catch (const std::bad_alloc&) {  // no scratch: the others report that it never checked in
+    wake();
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (--alive_ == 0) ended_.notify_all();
+}
+
+void HostExecutor::join_threads() {
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+}  // namespace gpurt

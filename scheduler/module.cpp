@@ -1,0 +1,145 @@
+// gpurt._native: binds the host executor for Python. Decides nothing.
+//
+// A Python body runs on a worker thread under the GIL; every call that may wait releases it.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bodies/registry.hpp"
+#include "dlpack.hpp"
+#include "host_executor.hpp"
+#include "wire_layout.hpp"
+
+namespace gpurt {
+namespace {
+
+namespace py = pybind11;
+
+u64 to_ns(double seconds) {
+  return seconds <= 0 ? 0 : static_cast<u64>(std::min(seconds, 1e9) * 1e9);
+}
+
+// Owns what the threads use: the executor goes first, then the memory, then the callbacks.
+class PyHostExecutor {
+ public:
+  PyHostExecutor(u64 program, const std::vector<std::optional<std::string>>& bodies,
+                 py::list callbacks, py::object memory, u64 scratch_bytes)
+      : callbacks_(std::move(callbacks)), memory_(std::move(memory)) {
+    std::vector<HostBody> table;
+    for (const std::optional<std::string>& name : bodies) {
+      table.push_back(name ? find_host_body(name->c_str()) : nullptr);
+      if (name && table.back() == nullptr)
+        throw py::value_error("no host body is named '" + *name +
+                              "' - at gpurt._native - see body_names()");
+    }
+    executor_ = std::make_unique<HostExecutor>(
+        *at<const Program>(program), std::move(table),
+        [this](u32 task, u32 worker) { return call(task, worker); }, scratch_bytes);
+  }
+  PyHostExecutor(const PyHostExecutor&) = delete;
+  PyHostExecutor& operator=(const PyHostExecutor&) = delete;
+  ~PyHostExecutor() {
+    const py::gil_scoped_release release;  // a worker may be waiting for the GIL
+    executor_.reset();
+  }
+
+  bool launch() {
+    error_ = py::none();
+    const py::gil_scoped_release release;
+    return executor_->launch();
+  }
+  bool running() const { return executor_->running(); }
+  bool join(double timeout_s) {
+    const py::gil_scoped_release release;
+    return executor_->join(to_ns(timeout_s));
+  }
+  void abort() { executor_->abort(); }
+  void wake() { executor_->wake(); }
+  py::object body_error() const { return error_; }
+
+ private:
+  u32 call(u32 task, u32 worker) {
+    (void)worker;
+    const py::gil_scoped_acquire acquire;
+    try {
+      callbacks_[task]();
+      return kFaultNone;
+    } catch (py::error_already_set& error) {
+      if (error_.is_none()) error_ = error.value();
+      return kFaultHostBody;
+    }
+  }
+
+  py::list callbacks_;
+  py::object memory_;
+  py::object error_ = py::none();
+  std::unique_ptr<HostExecutor> executor_;
+};
+
+// Spins for some microseconds, since a token may be about to come, then naps: a reader that spins
+// for a whole step takes a core from the workers.
+std::pair<u64, u32> wait_output(u64 output_address, u64 seen_count, double timeout_s) {
+  constexpr u32 kSpinPolls = 200;
+  constexpr u64 kNapNs = 50'000;
+  const auto* output = at<const RequestOutput>(output_address);
+  const u64 deadline_ns = clock_ns() + to_ns(timeout_s);
+  for (u32 polls = 0;; ++polls) {
+    // The reason first: it is stored last, so with a reason the count is final.
+    const u32 reason = load_acquire_system(&output->finish_reason);
+    const u64 count = load_acquire_system(&output->token_count);
+    if (reason != kFinishNone || count > seen_count) return {count, reason};
+    const u64 now_ns = clock_ns();
+    if (now_ns >= deadline_ns) return {count, reason};
+    if (polls < kSpinPolls) {
+      pause();
+    } else {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(kNapNs, deadline_ns - now_ns)));
+    }
+  }
+}
+
+std::vector<std::string> body_names() {
+  std::vector<std::string> names;
+  for (const HostBodyEntry& entry : kHostBodies) names.emplace_back(entry.name);
+  return names;
+}
+
+void bind_atomics(py::module_& m) {
+  m.def("load_acquire_u32", [](u64 p) { return load_acquire_system(at<const u32>(p)); });
+  m.def("load_acquire_u64", [](u64 p) { return load_acquire_system(at<const u64>(p)); });
+  m.def("store_release_u32", [](u64 p, u32 v) { store_release_system(at<u32>(p), v); });
+  m.def("store_release_u64", [](u64 p, u64 v) { store_release_system(at<u64>(p), v); });
+  m.def("add_u32", [](u64 p, u32 v) { return add_acq_rel_system(at<u32>(p), v); });
+  m.def("fence_seq_cst", [] { fence_seq_cst_system(); });
+}
+
+}  // namespace
+}  // namespace gpurt
+
+PYBIND11_MODULE(_native, m) {
+  namespace py = pybind11;
+  using gpurt::PyHostExecutor;
+  m.doc() = "The host executor: threads as workers, and atomics on memory shared with them.";
+  gpurt::bind_atomics(m);
+  m.def("wire_layout", &gpurt::wire_layout);
+  m.def("body_names", &gpurt::body_names);
+  m.def("dlpack_view", &gpurt::dlpack_view);
+  m.def("clock_ns", [] { return gpurt::clock_ns(); });
+  m.def("wait_output", &gpurt::wait_output, py::call_guard<py::gil_scoped_release>());
+  py::class_<PyHostExecutor>(m, "HostExecutor")
+      .def(py::init<gpurt::u64, const std::vector<std::optional<std::string>>&, py::list,
+                    py::object, gpurt::u64>())
+      .def("launch", &PyHostExecutor::launch)
+      .def("running", &PyHostExecutor::running)
+      .def("join", &PyHostExecutor::join)
+      .def("abort", &PyHostExecutor::abort)
+      .def("wake", &PyHostExecutor::wake)
+      .def("body_error", &PyHostExecutor::body_error);
+}

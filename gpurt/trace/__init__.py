@@ -1,1 +1,9 @@
-"""Trace: spans of a run, their analysis, and what `gpurt trace` shows."""
+"""Trace: all spans of a run, their file, their analysis and how they are shown.
+
+Data flows one way: RawTrace (executors) -> Trace -> file, analysis -> terminal, Perfetto.
+Nothing here knows a device.
+"""
+
+from gpurt.trace.trace import SPAN, STEP, OperatorInfo, Trace
+
+__all__ = ["SPAN", "STEP", "OperatorInfo", "Trace"]

@@ -1,0 +1,345 @@
+"""Runtime: opens a device, plans and loads graphs, submits requests to what is resident.
+
+Owns: which graph has the device, and the order of submits. What happens to one loaded plan is in
+gpurt/session.py; what a request looks like to its caller, in gpurt/request.py.
+
+One graph has the device at a time. A submit of another graph waits until the first one's requests
+have ended, ends its kernel, and launches its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.arrays import from_storage, to_storage
+from gpurt.config import (
+    EdgeChoice,
+    Environment,
+    PolicyChoice,
+    RuntimeConfig,
+    read_environment,
+    resolve,
+)
+from gpurt.errors import ClosedError, GraphError, PlanError, RequestError
+from gpurt.executors.base import Options
+from gpurt.request import Request, Sampling, check_prompt
+from gpurt.session import Session
+from gpurt.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from gpurt.executors.base import Executor
+    from gpurt.graph import Graph
+    from gpurt.plan import Plan
+
+Progress = Callable[[str, int, int], None]  # what, done, total
+
+log = logging.getLogger("gpurt")
+
+
+class Runtime:
+    """One device and the graphs loaded on it. Thread-safe; use with `with`, or call `close()`.
+
+    device: "auto" takes a usable GPU, else "host"; or "cuda:0". workers: SMs or threads, all by
+    default. policy: static, claim, ready, or {operator or body: policy}. edges: counter, payload,
+    auto. team_warps: warps of a worker on a GPU, 16 or 1.
+    linger_ms: how long the kernel stays after its last request. residency_ms: after this long it
+    ends between two requests, so that other work on the GPU gets its turn; 0 sets no limit.
+    resident: it stays until `close()`, and torch allocation, free and synchronise on that GPU
+    block until then. wait_timeout_ms: a wait inside the kernel gives up after this long.
+    trace: keep spans. queue_capacity: unfinished requests at a time. prefill_rows: prompt tokens
+    of one step, at most the graph's rows.
+    Raises: ConfigError, DeviceError.
+    """
+
+    def __init__(
+        self,
+        device: str = "auto",
+        *,
+        workers: int | None = None,
+        policy: PolicyChoice = "static",
+        edges: EdgeChoice = "auto",
+        team_warps: int = 16,
+        linger_ms: float = 200,
+        residency_ms: float = 1000,
+        wait_timeout_ms: float = 2000,
+        resident: bool = False,
+        trace: bool = True,
+        queue_capacity: int = 64,
+        prefill_rows: int | None = None,
+    ) -> None:
+        self._environment = read_environment()
+        self.config = resolve(
+            device,
+            workers=workers,
+            policy=policy,
+            edges=edges,
+            team_warps=team_warps,
+            linger_ms=linger_ms,
+            residency_ms=residency_ms,
+            wait_timeout_ms=wait_timeout_ms,
+            resident=resident,
+            trace=trace,
+            queue_capacity=queue_capacity,
+            prefill_rows=prefill_rows,
+        )
+        _set_debug(self._environment.debug)
+        log.info("runtime\n%s", self.config)
+        self._lock = threading.RLock()
+        self._sessions: list[Session] = []
+        self._active: Session | None = None
+        self._watchdog = Watchdog(self._sessions)
+        self._finalizer = weakref.finalize(
+            self, _shut_down, self._sessions, self._watchdog, self._environment
+        )
+
+    # ---- use -----------------------------------------------------------------------------
+    def prepare(
+        self, graph: Graph, *, plan: Plan | None = None, progress: Progress | None = None
+    ) -> Plan:
+        """Plan, check, compile, load; nothing is launched. Does nothing for a prepared graph.
+
+        plan: use this one instead, for example a loaded one; it is checked again. progress: called
+        as (what, done, total). Raises: GraphError, PlanError, DeviceError, ModelError.
+        """
+        with self._lock:
+            self._check_open()
+            session = self._find(graph)
+            if session is not None and (plan is None or plan is session.plan):
+                return session.plan
+            if plan is None:
+                plan = _make_plan(graph, self.config, progress)
+            else:
+                _check_given(graph, plan, self.config)
+            # Loading allocates, and an allocation may wait for a resident kernel.
+            self._drain_active()
+            if session is not None:
+                self._drop(session)
+            log.debug("%s", plan)
+            executor = _load(plan, graph, self.config, progress)
+            session = Session(graph, plan, executor, self.config.wait_timeout_ms)
+            self._sessions.append(session)
+            return plan
+
+    def submit(
+        self,
+        graph: Graph,
+        prompt: Sequence[int] | NDArray[Any] | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        inputs: Mapping[str, Any] | None = None,
+        steps: int = 1,
+    ) -> Request:
+        """Queue a request and return at once; prepares and launches what is not there yet.
+
+        prompt: token ids, for a graph that makes tokens; max_tokens None: as many as the context
+        holds. inputs: arrays, or anything with `__dlpack__`, for the graph's inputs; one left out
+        keeps its last content. steps: how often a graph without tokens runs. Submits of another
+        graph, and of a graph with inputs or outputs, wait for the requests before them.
+        Raises: RequestError, BoundError, RingFullError, ClosedError, and what `prepare` raises.
+        """
+        ids: NDArray[np.uint32] = np.empty(0, np.uint32)
+        if graph.vocab:
+            if prompt is None:
+                raise RequestError(f"no prompt - at submit({graph.name}) - give token ids")
+            ids, max_tokens = check_prompt(prompt, graph.vocab, graph.context, max_tokens)
+        elif prompt is not None or max_tokens is not None:
+            msg = f"{graph.name} makes no tokens, but a prompt or max_tokens came"
+            raise RequestError(f"{msg} - at submit - use inputs= and steps=")
+        else:
+            max_tokens = steps
+        stops = tuple(int(t) for t in stop_ids)
+        sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, stops, ignore_eos)
+        sampling.check(graph.vocab)
+        arrays = _check_inputs(graph, dict(inputs or {}))
+        with self._lock:
+            self.prepare(graph)
+            session = self._activate(graph)
+            _check_written(session, arrays)
+            request = Request(session, self, len(ids), sampling)
+            session.submit(request, ids, arrays)
+        self._watchdog.wake()
+        return request
+
+    def read(self, graph: Graph, name: str) -> NDArray[Any]:
+        """A copy of one buffer of a prepared graph, between requests: for tests and debugging."""
+        session = self._find(graph)
+        if session is None:
+            raise GraphError(f"{graph.name} is not prepared - at Runtime.read - prepare it first")
+        session.wait_idle()
+        dtype = next((b.dtype for b in graph.buffers if b.name == name), None)
+        array = session.executor.read(name)
+        return array if dtype is None else from_storage(array, dtype)
+
+    @property
+    def launches(self) -> int:
+        """Kernel launches since the Runtime was opened."""
+        return sum(s.launches for s in self._sessions)
+
+    def close(self) -> None:
+        """End requests in flight as cancelled, end the kernel, free the device. Idempotent."""
+        with self._lock:
+            self._active = None
+            # Runs the shutdown once, now; later calls and the garbage collector find it done.
+            self._finalizer()
+
+    def __enter__(self) -> Runtime:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- helpers -------------------------------------------------------------------------
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise ClosedError("the Runtime was closed - at Runtime - make another one")
+
+    def _find(self, graph: Graph) -> Session | None:
+        return next((s for s in self._sessions if s.graph is graph and not s.broken), None)
+
+    def _activate(self, graph: Graph) -> Session:
+        session = self._find(graph)
+        if session is None:  # broken between prepare and here
+            msg = f"{graph.name} ended in a fault - at Runtime.submit - submit again"
+            raise ClosedError(msg)
+        if session is not self._active:
+            self._drain_active()
+            self._active = session
+        return session
+
+    def _drain_active(self) -> None:
+        if self._active is not None:
+            self._active.drain()
+            self._active = None
+
+    def _drop(self, session: Session) -> None:
+        session.close()
+        self._sessions.remove(session)
+
+
+def _shut_down(sessions: list[Session], watchdog: Watchdog, environment: Environment) -> None:
+    watchdog.stop()
+    for session in sessions:
+        if environment.trace_path is not None and session is sessions[-1]:
+            _write_trace(session, environment.trace_path)
+        session.close()
+
+
+def _write_trace(session: Session, path: Path) -> None:
+    from gpurt.errors import TraceError
+    from gpurt.trace import Trace
+    from gpurt.trace.perfetto import write_perfetto
+
+    try:
+        with session.lock:
+            trace = Trace.from_raw(session.plan, session.executor.raw_trace())
+        write_perfetto(trace, path)
+    except TraceError as error:
+        log.warning("GPURT_TRACE wrote nothing: %s", error)
+
+
+def _make_plan(graph: Graph, config: RuntimeConfig, progress: Progress | None) -> Plan:
+    from gpurt.planner import plan as make_plan
+
+    if progress is not None:
+        progress("planning", 0, 1)
+    made = make_plan(graph, config.target, policy=config.policy, edges=config.edges)
+    if progress is not None:
+        progress("planning", 1, 1)
+    return made
+
+
+def options_of(config: RuntimeConfig) -> Options:
+    """How an executor runs under this configuration."""
+    return Options(
+        workers=config.target.workers,
+        linger_ms=config.linger_ms,
+        residency_ms=config.residency_ms,
+        wait_timeout_ms=config.wait_timeout_ms,
+        trace=config.trace_enabled,
+        queue_capacity=config.queue_capacity,
+        resident=config.resident,
+        prefill_rows=config.prefill_rows or 0,
+    )
+
+
+def _load(plan: Plan, graph: Graph, config: RuntimeConfig, progress: Progress | None) -> Executor:
+    options = options_of(config)
+    if config.target.kind == "cuda":
+        from gpurt.executors import cuda
+
+        return cuda.load(plan, graph, options, progress=progress)
+    from gpurt.executors import host
+
+    return host.load(plan, graph, options, progress=progress)
+
+
+def _check_given(graph: Graph, plan: Plan, config: RuntimeConfig) -> None:
+    """A plan from elsewhere must be proved, and be of this graph and this kind of device."""
+    target = config.target
+    if (plan.target.kind, plan.target.arch) != (target.kind, target.arch):
+        what = f"a plan for {plan.target.kind} {plan.target.arch}".rstrip()
+        where = f"{target.kind} {target.arch}".rstrip()
+        raise PlanError(f"{what}, but this is {where} - at Runtime.prepare - plan again")
+    if plan.target.workers > target.workers and target.kind == "cuda":
+        what = f"a plan for {plan.target.workers} workers, but this GPU has {target.workers}"
+        raise PlanError(f"{what} - at Runtime.prepare - plan again")
+    bounds = (plan.rows, plan.slots, plan.context, plan.vocab)
+    if bounds != (graph.rows, graph.slots, graph.context, graph.vocab):
+        what = f"the plan's rows, slots, context and vocabulary are {bounds}"
+        raise PlanError(f"{what}, the graph's differ - at Runtime.prepare - plan again")
+    shapes = {b.name: (b.shape, b.dtype.name) for b in graph.buffers}
+    for buffer in plan.buffers:
+        name = buffer.source or buffer.name
+        if name in shapes and shapes[name] != (buffer.shape, buffer.dtype):
+            what = f"buffer {name} is {buffer.dtype} {list(buffer.shape)} in the plan"
+            raise PlanError(f"{what}, not so in the graph - at Runtime.prepare - plan again")
+        if name not in shapes and buffer.role == "weight":
+            what = f"weight {name} of the plan is not in the graph"
+            raise PlanError(f"{what} - at Runtime.prepare - plan again")
+    plan.check()
+
+
+def _check_inputs(graph: Graph, inputs: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    for name in inputs:
+        if name not in graph.inputs:
+            known = ", ".join(graph.inputs) or "none"
+            raise RequestError(f"no input is named {name!r} - at submit - inputs are: {known}")
+    return {name: to_storage(graph.inputs[name], value) for name, value in inputs.items()}
+
+
+def _check_written(session: Session, arrays: Mapping[str, Any]) -> None:
+    missing = set(session.graph.inputs) - set(arrays) - session.written_inputs
+    if missing:
+        names = ", ".join(sorted(missing))
+        raise RequestError(f"input {names} was never given - at submit - pass inputs=")
+
+
+def _set_debug(level: int) -> None:
+    """GPURT_DEBUG: 1 errors and launches, 2 requests, 3 plans, 4 all."""
+    if level and not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("gpurt: %(message)s"))
+        log.addHandler(handler)
+    if level:
+        log.setLevel({1: logging.INFO, 2: logging.INFO, 3: logging.DEBUG, 4: 1}[level])

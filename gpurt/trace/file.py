@@ -1,0 +1,110 @@
+"""The trace file: 24 bytes of header, then one msgpack map whose arrays are raw bytes.
+
+    0  magic "GPURTTRC"    8  version u32    12  crc32 of the body u32    16  body bytes u64
+
+A reader refuses what is newer than it is, and tells truncation from damage.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.errors import TraceError
+from gpurt.trace.trace import SPAN, STEP, OperatorInfo, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAGIC = b"GPURTTRC"
+VERSION = 1
+HEADER = struct.Struct("<8sIIQ")
+
+
+def write_trace(trace: Trace, path: str | Path) -> None:
+    """Write `trace`. Raises: TraceError if the path cannot be written."""
+    body = cast("bytes", msgpack.packb(_to_wire(trace), use_bin_type=True))
+    header = HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body))
+    try:
+        Path(path).write_bytes(header + body)
+    except OSError as error:
+        what = f"cannot write the trace: {error.strerror}"
+        raise TraceError(f"{what} - at {path} - choose another path") from error
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Read a trace. Raises: TraceError naming the file and what is wrong with it."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        what = f"cannot read the trace: {error.strerror}"
+        raise TraceError(f"{what} - at {path} - check the path") from error
+    if len(data) < HEADER.size or not data.startswith(MAGIC):
+        what = f"not a trace file: {len(data)} bytes without its mark"
+        raise TraceError(f"{what} - at {path} - pass a file that gpurt run --trace wrote")
+    _, version, checksum, size_bytes = HEADER.unpack_from(data)
+    if version > VERSION:
+        what = f"trace file of version {version}, this gpurt reads up to {VERSION}"
+        raise TraceError(f"{what} - at {path} - update gpurt")
+    body = data[HEADER.size :]
+    if len(body) != size_bytes:
+        what = f"the trace has {len(body)} bytes of {size_bytes}"
+        raise TraceError(f"{what} - at {path} - write it again")
+    if zlib.crc32(body) != checksum:
+        raise TraceError(f"the trace's checksum is wrong - at {path} - write it again")
+    try:
+        return _from_wire(msgpack.unpackb(body))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        what = f"the trace's fields do not fit version {VERSION} ({error!r})"
+        raise TraceError(f"{what} - at {path} - write it again") from error
+
+
+# ---- helpers ---------------------------------------------------------------------------------
+def _to_wire(trace: Trace) -> dict[str, Any]:
+    return {
+        "name": trace.name,
+        "device": trace.device,
+        "workers": trace.workers,
+        "operators": [[o.name, o.body, o.path, o.layer] for o in trace.operators],
+        "task_op": trace.task_op.astype("<i8").tobytes(),
+        "task_bytes": trace.task_bytes.astype("<i8").tobytes(),
+        "waits": [a.astype("<i8").tobytes() for a in trace.waits],
+        "producers": [a.astype("<i8").tobytes() for a in trace.producers],
+        "payload_edges": [list(e) for e in trace.payload_edges],
+        "spans": trace.spans.tobytes(),
+        "steps": trace.steps.tobytes(),
+        "dropped": trace.dropped,
+    }
+
+
+def _from_wire(wire: Mapping[str, Any]) -> Trace:
+    trace = Trace(
+        name=str(wire["name"]),
+        device=str(wire["device"]),
+        workers=int(wire["workers"]),
+        operators=tuple(OperatorInfo(*row) for row in wire["operators"]),
+        task_op=_integers(wire["task_op"]),
+        task_bytes=_integers(wire["task_bytes"]),
+        waits=(_integers(wire["waits"][0]), _integers(wire["waits"][1])),
+        producers=(_integers(wire["producers"][0]), _integers(wire["producers"][1])),
+        payload_edges=tuple((int(a), int(b)) for a, b in wire["payload_edges"]),
+        spans=np.frombuffer(wire["spans"], SPAN).copy(),
+        steps=np.frombuffer(wire["steps"], STEP).copy(),
+        dropped=int(wire["dropped"]),
+    )
+    tasks, ops = len(trace.task_op), len(trace.operators)
+    if len(trace.spans) and int(trace.spans["task"].max()) >= tasks:
+        raise ValueError(f"a span of a task beyond {tasks}")
+    if tasks and int(trace.task_op.max()) >= ops:
+        raise ValueError(f"a task of an operator beyond {ops}")
+    return trace
+
+
+def _integers(data: bytes) -> NDArray[np.int64]:
+    return np.frombuffer(data, "<i8").astype(np.int64)

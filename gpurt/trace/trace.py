@@ -1,0 +1,240 @@
+"""Trace: spans and steps of a run as numpy arrays, with what the plan says about their tasks.
+
+Times are nanoseconds from the first moment of the trace. A Trace is complete in itself: analysis
+and viewers need no plan and no device.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.errors import TraceError
+
+if TYPE_CHECKING:
+    from gpurt.executors.base import RawTrace
+    from gpurt.plan import Plan
+
+# One task on one worker. begin: claimed, the wait starts; begin + wait: edges met, the run starts;
+# begin + wait + run: signalled. stall: part of the run, waiting for streamed weights.
+SPAN = np.dtype(
+    [
+        ("begin_ns", "<i8"),
+        ("wait_ns", "<i8"),
+        ("run_ns", "<i8"),
+        ("stall_ns", "<i8"),
+        ("step", "<u8"),
+        ("task", "<u4"),
+        ("op", "<u4"),
+        ("worker", "<u4"),
+        ("layer", "<u4"),
+    ]
+)
+# phase: 0 plain, 1 prefill, 2 decode.
+STEP = np.dtype(
+    [
+        ("step", "<u8"),
+        ("begin_ns", "<i8"),
+        ("end_ns", "<i8"),
+        ("rows", "<u4"),
+        ("phase", "<u4"),
+    ]
+)
+PHASES = ("plain", "prefill", "decode")
+STEP_MASK = (1 << 32) - 1  # a raw span keeps the low half of its step's number
+
+
+@dataclass(frozen=True)
+class OperatorInfo:
+    """What a plan says about an operator."""
+
+    name: str
+    body: str
+    path: str
+    layer: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """spans: SPAN, by step and begin. steps: STEP, by number; every step, also without spans.
+
+    task_op, task_bytes: by task. waits: counters a task waits for; producers: tasks that signal a
+    counter; both as (offsets, values). payload_edges: (producer operator, consumer operator).
+    dropped: spans that newer ones overwrote.
+    """
+
+    name: str
+    device: str
+    workers: int
+    operators: tuple[OperatorInfo, ...]
+    task_op: NDArray[np.int64]
+    task_bytes: NDArray[np.int64]
+    waits: tuple[NDArray[np.int64], NDArray[np.int64]] = field(repr=False)
+    producers: tuple[NDArray[np.int64], NDArray[np.int64]] = field(repr=False)
+    payload_edges: tuple[tuple[int, int], ...] = field(repr=False)
+    spans: NDArray[Any] = field(repr=False)
+    steps: NDArray[Any] = field(repr=False)
+    dropped: int = 0
+
+    @staticmethod
+    def from_raw(
+        plan: Plan, raw: RawTrace, *, first_step: int = 0, last_step: int | None = None
+    ) -> Trace:
+        """A Trace of the steps first..last of one launch. Raises: TraceError if it is empty."""
+        spans = _merge(raw, first_step, last_step)
+        steps = _steps(raw, first_step, last_step)
+        if not len(spans):
+            what = "no spans were kept"
+            raise TraceError(f"{what} - at plan {plan.name} - open the Runtime with trace=True")
+        task_op = np.array([t.op for t in plan.tasks], np.int64)
+        layers = np.array([t.layer for t in plan.tasks], np.int64)
+        known = spans[spans["task"] < len(task_op)]
+        known["op"] = task_op[known["task"]]
+        known["layer"] = layers[known["task"]]
+        _to_origin(known, steps)
+        sizes = [t.cost_bytes or (t.stream[2] if t.stream else 0) for t in plan.tasks]
+        return Trace(
+            name=plan.name,
+            device=f"{plan.target.kind} {plan.target.arch}".rstrip(),
+            workers=plan.target.workers,
+            operators=tuple(OperatorInfo(o.name, o.body, o.path, o.layer) for o in plan.operators),
+            task_op=task_op,
+            task_bytes=np.array(sizes, np.int64),
+            waits=_rows([c for c, _ in t.waits] for t in plan.tasks),
+            producers=_rows(c.producers for c in plan.counters),
+            payload_edges=tuple(
+                sorted({(e.producer_op, e.consumer_op) for e in plan.edges if e.kind == "payload"})
+            ),
+            spans=known,
+            steps=steps,
+            dropped=raw.dropped,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a trace file. Raises: TraceError if the path cannot be written."""
+        from gpurt.trace.file import write_trace
+
+        write_trace(self, path)
+
+    @staticmethod
+    def load(path: str | Path) -> Trace:
+        """Read a trace file. Raises: TraceError if it is missing, corrupt or newer."""
+        from gpurt.trace.file import read_trace
+
+        return read_trace(path)
+
+    def critical_path(self, step: int | None = None) -> NDArray[Any]:
+        """Spans of the longest chain of a step, first to last. step None: the median step."""
+        from gpurt.trace.analysis import critical_path, typical_step
+
+        return critical_path(self, typical_step(self) if step is None else step)
+
+    # ---- for analysis ------------------------------------------------------------------------
+    @cached_property
+    def whole_steps(self) -> NDArray[np.uint64]:
+        """Numbers of the steps of which every span is here."""
+        numbers, counts = np.unique(self.spans["step"], return_counts=True)
+        return numbers[counts == len(self.task_op)].astype(np.uint64)
+
+    @cached_property
+    def step_ranges(self) -> dict[int, tuple[int, int]]:
+        """Where each step's spans lie in `spans`."""
+        numbers, starts = np.unique(self.spans["step"], return_index=True)
+        ends = [*starts[1:].tolist(), len(self.spans)]
+        return {int(n): (int(a), b) for n, a, b in zip(numbers, starts, ends, strict=True)}
+
+    def spans_of(self, step: int) -> NDArray[Any]:
+        """The spans of one step, by begin; empty if none was kept."""
+        low, high = self.step_ranges.get(step, (0, 0))
+        return self.spans[low:high]
+
+    def producers_of(self, task: int) -> NDArray[np.int64]:
+        """Tasks whose signals or payload `task` waits for."""
+        counters = _row(self.waits, task)
+        found = [_row(self.producers, int(c)) for c in counters]
+        op = int(self.task_op[task])
+        feeding = [a for a, b in self.payload_edges if b == op]
+        found += [np.flatnonzero(self.task_op == a) for a in feeding]
+        return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+
+def end_ns(spans: NDArray[Any]) -> NDArray[np.int64]:
+    """When each span was signalled."""
+    total: NDArray[np.int64] = spans["begin_ns"] + spans["wait_ns"] + spans["run_ns"]
+    return total
+
+
+# ---- helpers ---------------------------------------------------------------------------------
+def _merge(raw: RawTrace, first_step: int, last_step: int | None) -> NDArray[Any]:
+    """The spans of both rings once each, with full step numbers, by step and begin."""
+    parts = [
+        (worker, spans)
+        for ring in (raw.spans, raw.sampled)
+        for worker, spans in enumerate(ring)
+        if len(spans)
+    ]
+    merged = np.zeros(sum(len(s) for _, s in parts), SPAN)
+    at = 0
+    for worker, part in parts:
+        rows = merged[at : at + len(part)]
+        at += len(part)
+        rows["begin_ns"] = _ticks(part["begin"], raw.tick_ns)
+        for name in ("wait", "run", "stall"):
+            rows[f"{name}_ns"] = _ticks(part[name], raw.tick_ns)
+        rows["task"], rows["worker"] = part["task"], worker
+        # Steps of one trace lie within 2^32 of its first one.
+        rows["step"] = first_step + ((part["step"].astype(np.int64) - first_step) & STEP_MASK)
+    if last_step is not None:
+        merged = merged[merged["step"] <= last_step]
+    _, unique = np.unique(merged[["step", "task", "worker"]], return_index=True)
+    merged = merged[unique]
+    return merged[np.lexsort((merged["begin_ns"], merged["step"]))]
+
+
+def _ticks(ticks: NDArray[Any], tick_ns: float) -> NDArray[np.int64]:
+    if tick_ns == 1.0:  # exact, where a double would round a large clock
+        return ticks.astype(np.int64)
+    return np.rint(ticks * tick_ns).astype(np.int64)
+
+
+def _steps(raw: RawTrace, first_step: int, last_step: int | None) -> NDArray[Any]:
+    source = raw.summaries
+    kept = (source["step"] >= first_step) & (source["end_ns"] > source["begin_ns"])
+    if last_step is not None:
+        kept &= source["step"] <= last_step
+    source = np.sort(source[kept], order="step")
+    steps = np.zeros(len(source), STEP)
+    for name in STEP.names or ():
+        steps[name] = source[name]
+    return steps
+
+
+def _to_origin(spans: NDArray[Any], steps: NDArray[Any]) -> None:
+    """Both clocks from 0. They may differ, so each has its own origin unless they overlap."""
+    origin = int(spans["begin_ns"].min()) if len(spans) else 0
+    if len(steps):
+        low, high = int(steps["begin_ns"].min()), int(steps["end_ns"].max())
+        if len(spans) and low <= int(spans["begin_ns"].max()) and origin <= high:
+            low = origin = min(low, origin)
+        steps["begin_ns"] -= low
+        steps["end_ns"] -= low
+    spans["begin_ns"] -= origin
+
+
+def _rows(rows: Iterable[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    lists = [list(r) for r in rows]
+    offsets = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum([len(r) for r in lists], out=offsets[1:])
+    return offsets, np.array(list(itertools.chain.from_iterable(lists)), np.int64)
+
+
+def _row(rows: tuple[NDArray[np.int64], NDArray[np.int64]], index: int) -> NDArray[np.int64]:
+    offsets, values = rows
+    return values[offsets[index] : offsets[index + 1]]

@@ -35,12 +35,19 @@ class Tokenizer:
     """
 
     def __init__(
-        self, full: Any, plain: Any, control_ids: frozenset[int], stop_ids: tuple[int, ...]
+        self,
+        full: Any,
+        plain: Any,
+        control_ids: frozenset[int],
+        stop_ids: tuple[int, ...],
+        vocab_size: int = 0,
     ) -> None:
-        """full, plain: `tokenizers.Tokenizer` with and without control tokens."""
+        """full, plain: `tokenizers.Tokenizer` with and without control tokens. vocab_size: ids
+        from here on stand for bytes that the vocabulary lacks, and are dropped; 0: none do.
+        """
         self._full, self._plain = full, plain
         self.control_ids, self.stop_ids = control_ids, stop_ids
-        self.vocab_size: int = full.get_vocab_size(with_added_tokens=True)
+        self.vocab_size: int = vocab_size or full.get_vocab_size(with_added_tokens=True)
         decoder = type(full.decoder).__name__ if full.decoder is not None else ""
         self._bytes_of = _byte_alphabet() if decoder == "ByteLevel" else None
 
@@ -56,7 +63,7 @@ class Tokenizer:
             raise RequestError(f"{msg} - at Tokenizer.encode - pass valid UTF-8") from error
         engine = self._full if control else self._plain
         ids: list[int] = engine.encode(text, add_special_tokens=control).ids
-        return ids
+        return [token for token in ids if token < self.vocab_size]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens left out. Bytes that are no UTF-8 become U+FFFD."""
@@ -80,7 +87,7 @@ class Tokenizer:
         if self._bytes_of is None:
             return None
         name = self._full.id_to_token(token)
-        if token in self.control_ids or name is None:
+        if token in self.control_ids or token >= self.vocab_size or name is None:
             return b""
         alphabet = self._bytes_of
         if all(char in alphabet for char in name):
@@ -205,7 +212,7 @@ def tokenizer_from_gguf(values: Mapping[str, Any], path: str) -> Tokenizer | Non
     ends += [full.token_to_id(name) for name in _END_NAMES]
     stop_ids = tuple(dict.fromkeys(int(end) for end in ends if end is not None))
     control = frozenset(i for i in special if types[i] == _CONTROL)
-    return Tokenizer(full, plain, control, stop_ids)
+    return Tokenizer(full, plain, control, stop_ids, len(names))
 
 
 def tokenizer_from_json(path: Path) -> Tokenizer:
@@ -227,9 +234,15 @@ def tokenizer_from_json(path: Path) -> Tokenizer:
 
 
 def _byte_level_bpe(names: Sequence[str], merges: Sequence[tuple[str, ...]]) -> Any:
-    """Digits one by one, then the GPT-2 splitting rule, then merges by rank."""
+    """Digits one by one, then the GPT-2 splitting rule, then merges by rank.
+
+    A byte that the vocabulary lacks gets an id beyond it: it must keep its neighbours from merging
+    with each other, as in llama.cpp, before `encode` drops it.
+    """
     package = _package()
     vocabulary = {name: index for index, name in enumerate(names)}
+    for char in _byte_alphabet():
+        vocabulary.setdefault(char, len(vocabulary))
     engine = package.Tokenizer(package.models.BPE(vocabulary, list(merges)))
     split = package.pre_tokenizers
     engine.pre_tokenizer = split.Sequence(

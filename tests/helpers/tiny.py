@@ -1,0 +1,62 @@
+"""A Hugging Face folder of a few hundred bytes, written without torch: for loaders and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.loaders.hf import config_from_json
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 7,
+}
+
+
+def tiny_folder(folder: Path, seed: int = 0, **changes: object) -> Path:
+    """config.json and model.safetensors with random float32 weights; no tokenizer."""
+    values = CONFIG | changes
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    rng = np.random.default_rng(seed)
+    shapes = config_from_json(values, str(folder)).tensors()
+    tensors = {
+        name: rng.normal(1.0 if "norm" in name else 0.0, 0.3, shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+def write_safetensors(
+    path: Path, tensors: dict[str, NDArray[np.float32]], append: bool = False
+) -> None:
+    """Write float32 tensors; append: keep those that the file has."""
+    kept: dict[str, NDArray[np.float32]] = {}
+    if append:
+        from gpurt.loaders.safetensors_file import read_file
+
+        kept = {name: source.load().copy() for name, source in read_file(path).items()}
+    header, offset = {}, 0
+    for name, array in (kept | tensors).items():
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    body = b"".join(np.ascontiguousarray(a).tobytes() for a in (kept | tensors).values())
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)

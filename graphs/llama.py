@@ -170,18 +170,18 @@ class _Builder:
     def build(self) -> Graph:
         graph, config = self.graph, self.config
         x = self.activation("embed.x", config.hidden)
-        embed(graph, self.matrix("embed.table", "model.embed_tokens"), x)
+        table = self.matrix("embed.table", "model.embed_tokens")
+        embed(graph, table, x)
         for layer in range(config.layers):
             with graph.at(f"layers[{layer}]", layer=layer):
                 x = self.layer(layer, x)
         with graph.at("head", layer=config.layers):
-            # A tied head is a second buffer: on cuda it is packed, and the table is not.
-            head = "model.embed_tokens" if config.tied else "lm_head"
+            head = table if config.tied else self.matrix("head.w", "lm_head")
             logits = self.activation("logits", config.vocab)
             matvec(
                 graph,
                 x,
-                self.matrix("head.w", head),
+                head,
                 logits,
                 norm=self.vector("head.norm", "model.norm"),
                 sampled=True,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gpurt.graphs.llama import build
+from gpurt.graphs.reference import llama as plain
 from gpurt.loaders import load_model
 from tests.helpers.checkpoints import make_model, save_model
 from tests.helpers.oracle import GraphOracle, step_rows
@@ -59,6 +60,16 @@ def test_composed_references_equal_transformers(case, tmp_path):
         oracle.step(step_rows(chunk, positions, sample_rows=list(range(len(chunk)))))
         seen = oracle.arrays["logits"][: len(chunk)]
         assert_close(seen, wanted[begin : begin + len(chunk)])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_plain_torch_model_equals_transformers(case, tmp_path):
+    model_type, changes = CASES[case]
+    model = save_model(make_model(model_type, **changes), tmp_path)
+    loaded = load_model(tmp_path)
+    tokens = np.random.default_rng(2).integers(0, 301, 90).tolist()
+    seen = plain.forward(loaded.config, plain.dequantised(loaded.weights), tokens)
+    assert_close(seen.numpy(), reference_logits(model, tokens))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -1,0 +1,51 @@
+// What a task body sees on the GPU besides its record, and how it reads its arguments.
+//
+// A body is a struct of the same name as its file with
+//   __device__ static void run(const TaskRecord& task, const BodyContext& context);
+// All threads of the team call it, converged. When it starts, all edges of the task are met and
+// the team has passed a barrier; when all threads have returned, the runtime signals. So a body
+// needs no barrier of its own but to share data inside the team: context.sync().
+//
+// A body may use context.scratch as it likes; its contents are undefined at the start. It must not
+// store a NaN into a payload argument other than through canonical_*() (payload.hpp).
+#pragma once
+#include "../shared_memory.cuh"
+#include "context.hpp"
+
+// Uniform for all threads and constant for the life of a launch, so the compiler may read its
+// fields as instruction operands. The host writes it before each launch (320 bytes).
+extern "C" __constant__ gpurt::Program gpurt_program;
+
+namespace gpurt {
+
+struct BodyContext {
+  const Program* program;
+  const StepState* step;
+  const RowState* rows;      // [step->rows]
+  const u32* sample_rows;    // [step->sample_count]: the row of each sampled row
+  u32* sampled;              // [step->sample_count]: what `sample` chose
+  const SlotState* slots;    // [program->slot_count]
+  u8* scratch;               // shared memory of this team, 128-byte aligned
+  u32 worker;
+  u32 thread;  // of the team, from 0
+  u32 task_index;
+  u64 step_index;
+  static constexpr u32 scratch_bytes = kScratchBytes;
+  static constexpr u32 team_threads = kTeamThreads;
+
+  // Argument `i` in this step, null if optional and absent.
+  template <class T>
+  GPURT_FN T* address(const TaskRecord& task, u32 i) const {
+    return at<T>(arg_address(task, i, step_index, program->payload_set_bytes));
+  }
+
+  // Barrier of the team: all of its threads, converged.
+  GPURT_FN void sync() const { team_sync(); }
+};
+
+// Ends the launch with a Fault of this task. The caller goes on to its end, quickly: data no longer
+// matters, barriers do. `waited_ns` is 0 unless it timed out.
+__device__ __noinline__ void report_fault(const BodyContext& context, const TaskRecord& task,
+                                          u32 kind, u32 detail0, u32 detail1, u32 detail2);
+
+}  // namespace gpurt

@@ -1,0 +1,155 @@
+// PTX by order and scope: the inline assembly of the device code, and nothing else.
+//
+// A name says what the instruction guarantees: ld_relaxed_gpu, mbarrier_arrive (release at CTA
+// scope), fence_proxy_async. Shared addresses are the 32-bit addresses of the shared window.
+// Counters and flags go through atomics.hpp, which needs no assembly.
+#pragma once
+#include "types.hpp"
+
+namespace gpurt {
+
+GPURT_FN u32 shared_address(const void* p) {
+  return static_cast<u32>(__cvta_generic_to_shared(p));
+}
+
+// ---- mbarriers -------------------------------------------------------------------------------
+GPURT_FN void mbarrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// After the inits, before the team barrier: the async proxy may complete a barrier only once it
+// sees it initialised.
+GPURT_FN void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+GPURT_FN void mbarrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// One arrival that also announces `bytes` of bulk copies to come in this phase.
+GPURT_FN void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(bytes)
+               : "memory");
+}
+// Whether the phase of this parity is complete. May suspend the thread for a short while.
+GPURT_FN bool mbarrier_try_wait(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// The same, and never suspends.
+GPURT_FN bool mbarrier_test_wait(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+// ---- asynchronous copies ---------------------------------------------------------------------
+// Async proxy. Source and destination aligned to 16, bytes a multiple of 16.
+GPURT_FN void bulk_copy_to_shared(u32 to, u64 from, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+// Generic proxy, 16 bytes: what it overwrites needs no proxy fence.
+GPURT_FN void copy16_to_shared(u32 to, u64 from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+// One arrival on `barrier` when all earlier copy16_to_shared of this thread have landed.
+GPURT_FN void mbarrier_arrive_after_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+// By every lane that read a stage, before the stage is released to the next bulk copy. Without it
+// the copy overwrote a stage that was still being read, once in some hundred launches.
+GPURT_FN void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- global memory ---------------------------------------------------------------------------
+// One granule of a payload edge: 16 bytes, single-copy atomic, so one word tells for all.
+GPURT_FN uint4 ld_relaxed_gpu_b128(u64 from) {
+  uint4 v;
+  asm volatile(
+      "{\n.reg .b128 q;\n.reg .b64 a, b;\n"
+      "ld.relaxed.gpu.global.b128 q, [%4];\n"
+      "mov.b128 {a, b}, q;\nmov.b64 {%0, %1}, a;\nmov.b64 {%2, %3}, b;\n}"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(from)
+      : "memory");
+  return v;
+}
+GPURT_FN void st_relaxed_gpu_b128(u64 to, uint4 v) {
+  asm volatile(
+      "{\n.reg .b128 q;\n.reg .b64 a, b;\n"
+      "mov.b64 a, {%1, %2};\nmov.b64 b, {%3, %4};\nmov.b128 q, {a, b};\n"
+      "st.relaxed.gpu.global.b128 [%0], q;\n}" ::"l"(to),
+      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+      : "memory");
+}
+GPURT_FN u32 ld_relaxed_gpu_u32(u64 from) {
+  u32 v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
+
+// ---- shared memory ---------------------------------------------------------------------------
+GPURT_FN uint4 ld_shared_b128(u32 from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(from)
+               : "memory");
+  return v;
+}
+
+// ---- barriers and clocks ---------------------------------------------------------------------
+// Among the `threads` of a team; the loader and other service warps never take part.
+GPURT_FN void bar_sync(u32 barrier, u32 threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+GPURT_FN u64 clock_cycles() {
+  u64 cycles;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
+  return cycles;
+}
+
+// ---- arithmetic ------------------------------------------------------------------------------
+// d += a b: 16 x 8, k = 16, bf16 in, f32 sums. a: weight rows, b: step rows.
+GPURT_FN void mma_m16n8k16_bf16(f32 (&d)[4], const uint4& a, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+// Two floats to a pair of bf16, round to nearest even; NaN becomes 0x7FFF, never the sentinel.
+GPURT_FN u32 pack_bf16x2(f32 low, f32 high) {
+  u32 v;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+  return v;
+}
+GPURT_FN u32 pack_f16x2(f32 low, f32 high) {
+  u32 v;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+  return v;
+}
+GPURT_FN f32 f32_from_f16(u16 bits) {
+  f32 v;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+  return v;
+}
+
+}  // namespace gpurt

@@ -1,0 +1,86 @@
+// The shared memory of one block: one team, its weight ring, its task slots. Size and byte map.
+//
+//   0                      ring      kStageCount stages of 32 KB, filled by bulk copies
+//   + kStageCount * 32 KB  scratch   32 KB for bodies: partial sums, attention's pages (64 KB for
+//                                    a team of 1)
+//   + 32 KB                slots     8 task records and the times of their runs, 256 bytes each
+//   + 2 KB                 barriers  stage full/empty, slot full/done/empty, 8 bytes each
+//   ...                    words     leaving, and what the step's gate brought
+//
+// kTeamWarps and kStageCount come from the generated bodies.gen.cuh: the host derives the stage
+// count from the device's limit of shared memory.
+#pragma once
+#include "ptx.cuh"
+#include "task_record.hpp"
+
+namespace gpurt {
+
+constexpr u32 kStageBytes = 32768;  // 16 units of 16 rows x 64 columns of bf16: a unit a warp
+constexpr u32 kScratchBytes = kTeamWarps == 1 ? 65536 : 32768;
+constexpr u32 kSlotCount = 8;  // the loader runs at most this many tasks ahead
+constexpr u32 kTeamThreads = kTeamWarps * 32;
+constexpr u32 kTeamBarrier = 1;
+
+// Service warps follow the team's warps.
+constexpr u32 kLoaderWarp = kTeamWarps;          // takes tasks, fetches records, streams weights
+constexpr u32 kStorerWarp = kTeamWarps + 1;      // signals, pushes, writes spans
+constexpr u32 kControllerWarp = kTeamWarps + 2;  // block 0 only: mirrors the host's words
+constexpr u32 kBlockThreads = (kTeamWarps + 3) * 32;
+
+static_assert(kTeamWarps == 16 || kTeamWarps == 1, "the virtual split of K is over 16 warps");
+static_assert(kStageCount >= 2, "one stage is read while another is filled");
+static_assert((kSlotCount & (kSlotCount - 1)) == 0, "slots are found by masking");
+
+// kSlotSkip: its wait was given up; the body must not run.
+enum SlotKind : u32 { kSlotTask = 0, kSlotSkip = 1, kSlotLeave = 2 };
+
+struct alignas(16) Slot {
+  TaskRecord record;
+  u64 step;
+  u64 begin;  // cycles of this SM: the team turned to this task
+  u32 met;    // cycles from begin until its edges were met
+  u32 stall;  // cycles spent waiting for the weight stream
+  u32 run;    // cycles from met to the last store
+  u32 kind;   // SlotKind
+};
+static_assert(sizeof(Slot) == 240);
+
+struct SharedMemory {
+  u8 ring[kStageCount][kStageBytes];
+  u8 scratch[kScratchBytes];
+  Slot slots[kSlotCount];
+  u64 stage_full[kStageCount];   // 1 arrival (the loader) and the stage's bytes
+  u64 stage_empty[kStageCount];  // kTeamWarps arrivals
+  u64 slot_full[kSlotCount];     // 2 arrivals: the loader, and its copies when they land
+  u64 slot_done[kSlotCount];     // kTeamWarps arrivals
+  u64 slot_empty[kSlotCount];    // 1 arrival (the storer)
+  u32 leaving;                   // 1: every wait in this block ends; set once
+  u32 rows;                      // StepState::rows of the step whose gate the team passed
+  u32 sample_count;
+  u32 reserved;
+};
+static_assert(sizeof(SharedMemory) <= 232448, "227 KB is the most a block of sm_90 and sm_100 gets");
+
+extern __shared__ __align__(128) u8 gpurt_shared[];
+
+GPURT_FN SharedMemory& shared() {
+  return *reinterpret_cast<SharedMemory*>(gpurt_shared);
+}
+
+GPURT_FN void team_sync() {
+  if constexpr (kTeamWarps == 1) {
+    __syncwarp();
+  } else {
+    bar_sync(kTeamBarrier, kTeamThreads);
+  }
+}
+
+// The flag is an ordinary word of shared memory that any thread of the block may set at any time.
+GPURT_FN bool is_leaving() {
+  return *const_cast<volatile u32*>(&shared().leaving) != 0;
+}
+GPURT_FN void set_leaving() {
+  *const_cast<volatile u32*>(&shared().leaving) = 1;
+}
+
+}  // namespace gpurt

@@ -1,0 +1,95 @@
+// The two rings of a block: weight stages and task slots. Who waits for what.
+//
+//   loader --stage_full--> team --stage_empty--> loader      32 KB of packed weights a stage
+//   loader --slot_full---> team --slot_done----> storer --slot_empty--> loader      a task a slot
+//
+// A task's packed weights are one contiguous range, cut into stages in order; the last one may be
+// short. The loader fills stages of tasks far ahead of the one that runs: weights depend on
+// nothing. A slot brings the task's record; the slots are a queue that every warp of the team reads
+// in the same order, so leaving the loop is a slot too (kSlotLeave), and all warps leave together.
+#pragma once
+#include "payload.cuh"
+
+namespace gpurt {
+
+// Where one side stands in the ring of stages.
+struct StageCursor {
+  u32 stage;
+  u32 parity;
+
+  GPURT_FN void advance() {
+    if (++stage == kStageCount) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+GPURT_FN u32 slot_parity(u32 turn) {
+  return turn / kSlotCount & 1;
+}
+GPURT_FN Slot& slot_of(u32 turn) {
+  return shared().slots[turn % kSlotCount];
+}
+
+// ---- team ------------------------------------------------------------------------------------
+
+// Every lane waits itself: one instruction a warp, and each lane acquires the copy's bytes.
+// Returns the cycles spent if the stage was not there at once.
+GPURT_FN u32 wait_stage(const StageCursor& cursor, u32 turn) {
+  const u32 full = shared_address(&shared().stage_full[cursor.stage]);
+  if (mbarrier_try_wait(full, cursor.parity)) return 0;
+  const u64 begin = clock_cycles();
+  u64 begin_ns = 0;
+  for (u32 polls = 1; !mbarrier_try_wait(full, cursor.parity); ++polls) {
+    if (!is_look(polls)) continue;
+    const Slot& slot = slot_of(turn);
+    if (look(begin_ns, {kFaultStreamTimeout, slot.record.task_index, 0, slot.step, 0, 0})) break;
+  }
+  return static_cast<u32>(clock_cycles() - begin);
+}
+
+// After this warp's last read of the stage, by all lanes.
+GPURT_FN void release_stage(const StageCursor& cursor) {
+  fence_proxy_async();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared().stage_empty[cursor.stage]));
+}
+
+// No time-out: an idle kernel waits here, and the loader ends the wait by a kSlotLeave.
+GPURT_FN void wait_slot(u32 turn) {
+  const u32 full = shared_address(&shared().slot_full[turn % kSlotCount]);
+  while (!mbarrier_try_wait(full, slot_parity(turn))) {
+  }
+}
+
+// After this warp's last read of the slot and its last store of the task, by all lanes.
+GPURT_FN void finish_slot(u32 turn) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared().slot_done[turn % kSlotCount]));
+}
+
+// ---- times of a run: one lane of the team writes them into the slot ------------------------------
+GPURT_FN bool is_trace_lane() {
+  return threadIdx.x == (kTeamWarps == 1 ? 0 : 32);
+}
+GPURT_FN void trace_begin(u32 turn) {
+  if (!is_trace_lane()) return;
+  Slot& slot = slot_of(turn);
+  slot.begin = clock_cycles();
+  slot.met = 0;
+  slot.stall = 0;
+}
+GPURT_FN void trace_met(u32 turn) {
+  if (is_trace_lane()) slot_of(turn).met = static_cast<u32>(clock_cycles() - slot_of(turn).begin);
+}
+GPURT_FN void trace_stall(u32 turn, u32 cycles) {
+  if (is_trace_lane()) slot_of(turn).stall = cycles;
+}
+GPURT_FN void trace_end(u32 turn) {
+  if (!is_trace_lane()) return;
+  Slot& slot = slot_of(turn);
+  slot.run = static_cast<u32>(clock_cycles() - slot.begin) - slot.met;
+}
+
+}  // namespace gpurt

@@ -1,0 +1,135 @@
+// Loader: the warp that runs ahead of its team. It takes tasks, brings their records into the slots
+// and their weights into the ring, and ends the team's loop.
+//
+//   take (TaskSource) -> record copy -> slot_full        up to kSlotCount tasks ahead if static
+//   its stages, in order: wait stage_empty -> bulk copy -> stage_full
+//
+// One lane does it all: a bulk copy takes one thread about 115 ns to issue, a 32 KB stage takes
+// the memory a microsecond. Nothing in here blocks but the ends of rings: a queue that is still
+// empty never holds up the stream of a task already taken.
+// Does not know: edges. Weights depend on nothing, so they are fetched before any edge is met.
+#pragma once
+#include "stream.cuh"
+#include "task_source.hpp"
+
+namespace gpurt {
+
+// A task taken from a shared queue must not lie behind another in one worker's hands while others
+// are idle: one runs, the next one's record and weights are under way.
+constexpr u32 kQueueAhead = 2;
+
+struct Loader {
+  TaskSource source;
+  u32 fetched;   // slots filled
+  u32 freed;     // slots given back by the storer
+  u32 streamed;  // slots whose weights are all under way
+  u32 left;      // bytes of slot `streamed` still to copy
+  bool is_open;  // slot `streamed`'s record was read
+  u64 from;
+  u32 issued;  // stages filled
+  StageCursor cursor;
+
+  __device__ void start() {
+    source.start(gpurt_program, blockIdx.x);
+    fetched = freed = streamed = left = issued = 0;
+    from = 0;
+    is_open = false;
+    cursor = {0, 0};
+  }
+
+  // ---- records ----------------------------------------------------------------------------------
+  __device__ bool fetch() {
+    while (freed != fetched &&
+           mbarrier_test_wait(shared_address(&shared().slot_empty[freed % kSlotCount]),
+                              slot_parity(freed)))
+      ++freed;
+    const u32 ahead = source.policy == kPolicyStatic ? kSlotCount : kQueueAhead;
+    if (fetched - freed >= ahead) return false;
+    u32 task = 0;
+    u64 step = 0;
+    if (source.next(task, step) != Next::kTask) return false;
+    Slot& slot = slot_of(fetched);
+    slot.step = step;
+    slot.kind = kSlotTask;
+    const u64 record = gpurt_program.records + u64{task} * sizeof(TaskRecord);
+#pragma unroll
+    for (u32 i = 0; i < sizeof(TaskRecord) / 16; ++i)
+      copy16_to_shared(shared_address(&slot.record) + i * 16, record + i * 16);
+    const u32 full = shared_address(&shared().slot_full[fetched % kSlotCount]);
+    mbarrier_arrive_after_copies(full);
+    mbarrier_arrive(full);  // a release: step and kind are visible with the record
+    ++fetched;
+    return true;
+  }
+
+  // ---- weights ----------------------------------------------------------------------------------
+  __device__ bool stream() {
+    if (!is_open) {
+      if (streamed == fetched) return false;
+      const u32 full = shared_address(&shared().slot_full[streamed % kSlotCount]);
+      if (!mbarrier_test_wait(full, slot_parity(streamed))) return false;
+      from = slot_of(streamed).record.stream_base;
+      left = slot_of(streamed).record.stream_bytes;
+      is_open = true;
+    }
+    if (left == 0) {
+      is_open = false;
+      ++streamed;
+      return true;
+    }
+    // The phase before a barrier's first counts as complete, so a fresh stage is empty.
+    const u32 empty = shared_address(&shared().stage_empty[cursor.stage]);
+    if (!mbarrier_test_wait(empty, cursor.parity ^ 1)) return false;
+    const u32 bytes = left < kStageBytes ? left : kStageBytes;
+    const u32 full = shared_address(&shared().stage_full[cursor.stage]);
+    mbarrier_arrive_expect(full, bytes);
+    bulk_copy_to_shared(shared_address(shared().ring[cursor.stage]), from, bytes, full);
+    from += bytes;
+    left -= bytes;
+    ++issued;
+    cursor.advance();
+    return true;
+  }
+
+  // ---- the end ----------------------------------------------------------------------------------
+  __device__ static bool must_leave() {
+    const DeviceControl* control = at<const DeviceControl>(gpurt_program.device_control);
+    return load_relaxed(&control->abort) != 0 || load_relaxed(&control->exit) != 0;
+  }
+
+  // The team drains its slots, then finds the last one. Copies under way land before the block
+  // may end.
+  __device__ void leave() {
+    set_leaving();
+    const u32 empty = shared_address(&shared().slot_empty[fetched % kSlotCount]);
+    while (!mbarrier_try_wait(empty, slot_parity(fetched) ^ 1)) {
+    }
+    slot_of(fetched).kind = kSlotLeave;
+    const u32 full = shared_address(&shared().slot_full[fetched % kSlotCount]);
+    mbarrier_arrive(full);
+    mbarrier_arrive(full);
+    const u32 last = issued < kStageCount ? issued : kStageCount;
+    for (u32 i = 0; i < last; ++i) {
+      // Stage of the i-th newest copy, and the parity of the phase that it completes.
+      const u32 index = issued - 1 - i;
+      const u32 stage_full = shared_address(&shared().stage_full[index % kStageCount]);
+      while (!mbarrier_try_wait(stage_full, index / kStageCount & 1)) {
+      }
+    }
+  }
+};
+
+__device__ __noinline__ void run_loader() {
+  if (threadIdx.x % 32 != 0) return;
+  add_acq_rel(&at<DeviceControl>(gpurt_program.device_control)->workers_in, 1);
+  Loader loader;
+  loader.start();
+  for (u32 polls = 1; !is_leaving();) {
+    const bool fetched = loader.fetch();
+    if (loader.stream() || fetched) continue;
+    if (is_look(polls++) && Loader::must_leave()) break;
+  }
+  loader.leave();
+}
+
+}  // namespace gpurt

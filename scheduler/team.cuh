@@ -1,0 +1,127 @@
+// Team: the warps that compute. Takes tasks from the slots, waits for their edges, runs bodies.
+//
+//   slot -> [gate of a new step, counter edges: one thread, then team barrier] -> body -> done
+//
+// The hot loop is a function of its own that keeps four words and nothing else over a task. For a
+// body that is not hot it returns, and run_cold is called from the kernel: nothing of the loop is
+// live over a cold body, so no cold body's registers make the loop spill.
+// All warps take the same way through all barriers. So what decides about a barrier is never a word
+// that another thread may change meanwhile: whether a task is skipped is written into its slot by
+// the one thread that waited, before the barrier after that wait.
+#pragma once
+#include "advance.hpp"
+#include "bodies.gen.cuh"
+#include "stream.cuh"
+
+namespace gpurt {
+
+constexpr u32 kHotBody = Bodies::hot_index();
+
+// A warp's place, the same in all warps of a team. 16 bytes: travels in registers.
+struct alignas(16) TeamState {
+  u32 turn;    // slots finished
+  u32 step;    // low word of the step whose gate was passed
+  u32 cursor;  // stage | parity << 8 | half << 9
+  u32 kind;    // SlotKind of the slot that the hot loop returned for
+};
+
+GPURT_FN u32 pack_cursor(const StageCursor& cursor, u32 half) {
+  return cursor.stage | cursor.parity << 8 | half << 9;
+}
+
+// One thread. The step's own tasks may run once it is open; no time-out, the time between two steps
+// is the host's. False: the kernel ends.
+GPURT_FN bool pass_gate(u64 step) {
+  const DeviceControl* control = at<const DeviceControl>(gpurt_program.device_control);
+  for (u32 polls = 1; load_acquire(&control->steps_open) <= step; ++polls) {
+    if (!is_look(polls)) continue;
+    if (is_leaving() || load_relaxed(&control->abort) != 0 || load_relaxed(&control->exit) != 0) {
+      set_leaving();
+      return false;
+    }
+  }
+  const StepState* state = step_state(gpurt_program);
+  shared().rows = state->rows;
+  shared().sample_count = state->sample_count;
+  return true;
+}
+
+// All edges of a slot's task, by the first thread of the team. A task under `ready` has waits too:
+// they are met, since it was pushed by who met the last one.
+GPURT_FN void pass_edges(Slot& slot, bool new_step) {
+  bool passed = !new_step || pass_gate(slot.step);
+  for (u32 i = 0; passed && i < slot.record.wait_count; ++i)
+    passed = wait_counter(slot.record.wait[i], slot.record.task_index, slot.step);
+  if (!passed) slot.kind = kSlotSkip;
+}
+
+__device__ __noinline__ TeamState hot_loop(TeamState state) {
+  StageCursor cursor{state.cursor & 0xFF, state.cursor >> 8 & 1};
+  u32 half = state.cursor >> 9;
+  u32 turn = state.turn, step = state.step, kind;
+  for (;; ++turn) {
+    wait_slot(turn);
+    Slot& slot = slot_of(turn);
+    trace_begin(turn);
+    kind = slot.kind;
+    if (kind == kSlotLeave) break;
+    const bool new_step = static_cast<u32>(slot.step) != step;
+    const bool is_hot = slot.record.body == kHotBody;
+    if (new_step || slot.record.wait_count != 0 || !is_hot) {
+      step = static_cast<u32>(slot.step);
+      if (threadIdx.x == 0) pass_edges(slot, new_step);
+      team_sync();
+      kind = slot.kind;
+      trace_met(turn);
+      if (!is_hot) break;
+    }
+    if constexpr (kHotBody != kNoBody) {
+      if (kind == kSlotTask) matvec::run_hot(turn, cursor, half);
+    }
+    trace_end(turn);
+    finish_slot(turn);
+  }
+  return {turn, step, pack_cursor(cursor, half), kind};
+}
+
+// A task whose body is not hot; its edges are met, and the team has passed a barrier since its last
+// use of the scratch.
+__device__ __noinline__ void run_cold(u32 turn) {
+  const Slot& slot = slot_of(turn);
+  if (slot.kind == kSlotTask) {
+    const Program& program = gpurt_program;
+    if ((slot.record.flags & kTaskAdvance) != 0) {
+      // A step that failed is never harvested: its tokens are not what the model said.
+      if (threadIdx.x == 0 && !is_leaving()) advance(program);
+    } else {
+      const BodyContext context{&program,
+                                step_state(program),
+                                step_rows(program),
+                                step_sample_rows(program),
+                                step_sampled(program),
+                                at<const SlotState>(program.slots),
+                                shared().scratch,
+                                blockIdx.x,
+                                threadIdx.x,
+                                slot.record.task_index,
+                                slot.step};
+      Bodies::run_cold(slot.record, context);
+    }
+  }
+  team_sync();
+  trace_end(turn);
+  finish_slot(turn);
+}
+
+GPURT_FN void run_team() {
+  TeamState state{0, static_cast<u32>(gpurt_program.first_step) - 1, 0, 0};
+  for (;;) {
+    state = hot_loop(state);
+    if (state.kind == kSlotLeave) break;
+    run_cold(state.turn);
+    ++state.turn;
+  }
+  finish_slot(state.turn);
+}
+
+}  // namespace gpurt

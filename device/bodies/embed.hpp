@@ -1,0 +1,74 @@
+// embed: x[r] = table[token[r]]. The table is any float or block format; x is f32.
+#pragma once
+#include "context.hpp"
+#include "matvec.hpp"  // the block formats' sizes
+#include "simd.hpp"
+
+namespace gpurt {
+
+namespace host {
+
+template <class T>
+inline void embed_floats(const u8* row, u32 count, f32* x) {
+  const T* const from = reinterpret_cast<const T*>(row);
+  for (u32 i = 0; i < count; ++i) x[i] = to_f32(from[i]);
+}
+
+inline f32 half_at(const u8* p) {
+  F16 half;
+  std::memcpy(&half, p, sizeof(half));
+  return to_f32(half);
+}
+
+inline void embed_q4_1(const u8* row, u32 count, f32* x) {
+  for (u32 b = 0; b < count / kBlock; ++b, row += kQ41Bytes, x += kBlock) {
+    const f32 d = half_at(row);
+    const f32 m = half_at(row + 2);
+    for (u32 i = 0; i < 16; ++i) {
+      x[i] = static_cast<f32>(row[4 + i] & 15) * d + m;
+      x[i + 16] = static_cast<f32>(row[4 + i] >> 4) * d + m;
+    }
+  }
+}
+
+inline void embed_q8_0(const u8* row, u32 count, f32* x) {
+  for (u32 b = 0; b < count / kBlock; ++b, row += kQ80Bytes, x += kBlock) {
+    const f32 d = half_at(row);
+    for (u32 i = 0; i < kBlock; ++i) x[i] = static_cast<f32>(static_cast<i8>(row[2 + i])) * d;
+  }
+}
+
+}  // namespace host
+
+struct embed {
+  static u32 run(const TaskRecord& record, BodyContext& context) {
+    const u8* const table = arg<const u8>(record, 0);
+    f32* const x = arg<f32>(record, 1);
+    const u32 hidden = record.param[0];
+    const u32 dtype = record.param[1];
+    const u64 stride = host::row_bytes(dtype, hidden);
+    for (u32 row = 0; row < context.step->rows; ++row) {
+      const u8* const from = table + context.rows[row].token * stride;
+      f32* const to = x + row * u64{hidden};
+      switch (dtype) {
+        case kF32:
+          host::embed_floats<f32>(from, hidden, to);
+          break;
+        case kF16:
+          host::embed_floats<host::F16>(from, hidden, to);
+          break;
+        case kBf16:
+          host::embed_floats<host::Bf16>(from, hidden, to);
+          break;
+        case kQ41:
+          host::embed_q4_1(from, hidden, to);
+          break;
+        default:
+          host::embed_q8_0(from, hidden, to);
+      }
+    }
+    return kFaultNone;
+  }
+};
+
+}  // namespace gpurt

@@ -1,0 +1,29 @@
+// Row operations that several bodies share, at one SIMD level. Included by simd_each.hpp.
+namespace gpurt::host::GPURT_SIMD_LEVEL {
+
+/// Converts k elements to float; zeros follow up to `stride`, a multiple of kPadLanes.
+template <class X>
+GPURT_SIMD_FN void copy_row(const X* from, f32* to, u32 k, u64 stride) {
+  const u32 whole = k / kLanes * kLanes;
+  for (u32 i = 0; i < whole; i += kLanes) store(to + i, load(from + i));
+  for (u64 i = whole; i < stride; i += kLanes) store(to + i, splat(0.0F));
+  if (whole < k) store(to + whole, load_part(from + whole, k - whole));
+}
+
+/// x = x * rsqrt(mean(x^2) + eps) * norm, in place; x is zero from k to the next kPadLanes.
+GPURT_SIMD_FN void normalise_row(f32* x, const f32* norm, u32 k, f32 eps) {
+  Vf squares = splat(0.0F);
+  for (u32 i = 0; i < k; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+  const f32 mean = sum_of(squares) / static_cast<f32>(k);
+  const Vf scale = splat(1.0F / __builtin_sqrtf(mean + eps));
+  const u32 whole = k / kLanes * kLanes;
+  for (u32 i = 0; i < whole; i += kLanes) {
+    store(x + i, mul(mul(load(x + i), scale), load(norm + i)));
+  }
+  if (whole < k) {
+    const Vf tail = load_part(norm + whole, k - whole);
+    store(x + whole, mul(mul(load(x + whole), scale), tail));
+  }
+}
+
+}  // namespace gpurt::host::GPURT_SIMD_LEVEL

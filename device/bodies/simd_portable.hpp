@@ -1,0 +1,128 @@
+// The portable level: four lanes in the compilers' generic vectors (SSE2, NEON or plain code).
+//
+// Owns: the names that kernels use, which simd_avx2.hpp and simd_avx512.hpp define again:
+//   Vf         kLanes floats; load, load_part (n < kLanes, the rest zero), store, store_part
+//   splat add sub mul fma max sum_of sum_of_odd max_of exp_of
+//   store_codes        rounds to i16
+//   Qblock Qsum Qacc   32 weight codes; an exact integer sum; float sums of scaled Qsums
+#pragma once
+#include "simd.hpp"
+
+namespace gpurt::host::portable {
+
+constexpr u32 kLanes = 4;
+using Vf = f32 __attribute__((vector_size(16)));
+using Vi = i32 __attribute__((vector_size(16)));
+
+inline Vf splat(f32 a) {
+  return Vf{a, a, a, a};
+}
+inline Vf add(Vf a, Vf b) {
+  return a + b;
+}
+inline Vf sub(Vf a, Vf b) {
+  return a - b;
+}
+inline Vf mul(Vf a, Vf b) {
+  return a * b;
+}
+inline Vf div(Vf a, Vf b) {
+  return a / b;
+}
+inline Vf fma(Vf a, Vf b, Vf c) {
+  return a * b + c;
+}
+/// Of two lanes the larger; if either is NaN, b.
+inline Vf max(Vf a, Vf b) {
+  return a > b ? a : b;
+}
+inline f32 sum_of(Vf a) {
+  return (a[0] + a[2]) + (a[1] + a[3]);
+}
+inline f32 sum_of_odd(Vf a) {
+  return a[1] + a[3];
+}
+inline f32 max_of(Vf a) {
+  const f32 low = a[0] > a[1] ? a[0] : a[1];
+  const f32 high = a[2] > a[3] ? a[2] : a[3];
+  return low > high ? low : high;
+}
+
+template <class T>
+inline Vf load(const T* p) {
+  return Vf{to_f32(p[0]), to_f32(p[1]), to_f32(p[2]), to_f32(p[3])};
+}
+template <class T>
+inline Vf load_part(const T* p, u32 n) {
+  Vf v = splat(0.0F);
+  for (u32 i = 0; i < n; ++i) v[i] = to_f32(p[i]);
+  return v;
+}
+template <class T>
+inline void store(T* p, Vf v) {
+  for (u32 i = 0; i < kLanes; ++i) from_f32(v[i], p + i);
+}
+template <class T>
+inline void store_part(T* p, Vf v, u32 n) {
+  for (u32 i = 0; i < n; ++i) from_f32(v[i], p + i);
+}
+
+inline void store_codes(i16* p, Vf v) {
+  for (u32 i = 0; i < kLanes; ++i) {
+    const f32 rounded = v[i] + (v[i] < 0.0F ? -0.5F : 0.5F);
+    p[i] = rounded >= -32768.0F && rounded < 32768.0F ? static_cast<i16>(rounded) : i16{0};
+  }
+}
+
+/// e^x within 2 ulp for x <= 88; 0 below -87.3 (no subnormal results); NaN stays NaN.
+inline Vf exp_of(Vf x) {
+  const Vf low = splat(-87.33F);
+  const Vf clamped = max(low, x > splat(88.0F) ? splat(88.0F) : x);
+  const Vf shifted = clamped * splat(1.44269504F) + splat(12582912.0F);  // 1.5 * 2^23: rounds
+  const Vf n = shifted - splat(12582912.0F);
+  const Vf r = clamped - n * splat(0.693359375F) - n * splat(-2.12194440e-4F);  // ln 2 in two parts
+  Vf p = splat(1.0F / 5040.0F);
+  for (const f32 c : {1.0F / 720.0F, 1.0F / 120.0F, 1.0F / 24.0F, 1.0F / 6.0F, 0.5F, 1.0F, 1.0F}) {
+    p = p * r + splat(c);
+  }
+  const Vi bits = std::bit_cast<Vi>(shifted) << 23;  // the exponent; the constant's bits fall out
+  const Vf y = std::bit_cast<Vf>(std::bit_cast<Vi>(p) + bits);
+  const Vf kept = x < low ? splat(0.0F) : y;
+  return x == x ? kept : x;
+}
+
+struct Qblock {
+  i16 code[32];
+};
+using Qsum = i32;
+using Qacc = f32;
+
+inline Qblock unpack_q4_1(const u8* codes) {
+  Qblock q;
+  for (u32 i = 0; i < 16; ++i) {
+    q.code[i] = static_cast<i16>(codes[i] & 15);
+    q.code[i + 16] = static_cast<i16>(codes[i] >> 4);
+  }
+  return q;
+}
+inline Qblock unpack_q8_0(const u8* codes) {
+  Qblock q;
+  for (u32 i = 0; i < 32; ++i) q.code[i] = static_cast<i8>(codes[i]);
+  return q;
+}
+inline Qsum dot_block(const Qblock& q, const i16* x) {
+  i32 sum = 0;
+  for (u32 i = 0; i < 32; ++i) sum += static_cast<i32>(q.code[i]) * static_cast<i32>(x[i]);
+  return sum;
+}
+inline Qacc zero_acc() {
+  return 0.0F;
+}
+inline Qacc add_scaled(Qacc acc, Qsum sum, const f32* scale) {
+  return acc + static_cast<f32>(sum) * *scale;
+}
+inline f32 sum_of_acc(Qacc acc) {
+  return acc;
+}
+
+}  // namespace gpurt::host::portable

@@ -1,0 +1,57 @@
+// The host bodies behind one C function, for tests and tools/bench: no executor, no plan.
+#include <chrono>
+
+#include "bodies/registry.hpp"
+
+using gpurt::BodyContext;
+using gpurt::TaskRecord;
+
+namespace {
+
+BodyContext make_context(const gpurt::u8* step_state, gpurt::u32 rows_capacity,
+                         const gpurt::SlotState* slots, gpurt::u8* scratch,
+                         gpurt::u64 scratch_bytes) {
+  BodyContext context{};
+  context.step = reinterpret_cast<const gpurt::StepState*>(step_state);
+  context.rows = reinterpret_cast<const gpurt::RowState*>(step_state + sizeof(gpurt::StepState));
+  context.sample_rows = reinterpret_cast<const gpurt::u32*>(context.rows + rows_capacity);
+  context.slots = slots;
+  context.scratch = scratch;
+  context.scratch_bytes = scratch_bytes;
+  return context;
+}
+
+}  // namespace
+
+extern "C" {
+
+/// 0, or -1 with a message if GPURT_SIMD is bad.
+int body_level(char* message, int message_bytes) {
+  try {
+    return static_cast<int>(gpurt::host::simd_level());
+  } catch (const std::invalid_argument& error) {
+    std::strncpy(message, error.what(), static_cast<std::size_t>(message_bytes) - 1);
+    return -1;
+  }
+}
+
+/// Runs `records` one after another, `repeats` times. Returns the last body's FaultKind, and the
+/// fastest repeat's nanoseconds in *best_ns.
+int body_run(const char* name, const TaskRecord* records, int count, const gpurt::u8* step_state,
+             gpurt::u32 rows_capacity, const gpurt::SlotState* slots, gpurt::u8* scratch,
+             gpurt::u64 scratch_bytes, int repeats, gpurt::u32* detail, double* best_ns) {
+  BodyContext context = make_context(step_state, rows_capacity, slots, scratch, scratch_bytes);
+  const gpurt::HostBody run = gpurt::find_host_body(name);
+  if (run == nullptr) return -1;
+  gpurt::u32 kind = 0;
+  *best_ns = 1e30;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < count; ++i) kind = run(records[i], context);
+    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
+    if (took.count() < *best_ns) *best_ns = took.count();
+  }
+  std::memcpy(detail, context.detail, sizeof(context.detail));
+  return static_cast<int>(kind);
+}
+}

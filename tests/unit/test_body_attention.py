@@ -1,0 +1,241 @@
+"""The host's attention at every SIMD level, against the body's own reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gpurt.body import StepRows, Target
+from gpurt.buffer import DTYPES
+from gpurt.graph import Graph, Operator
+from gpurt.graphs.ops.attention import ATTENTION, attention
+from gpurt.graphs.ops.dtypes import to_float32, to_storage
+from tests.helpers.host_bodies import bodies, guarded, levels
+from tests.helpers.oracle import step_rows
+
+LEVELS = levels()
+SLOTS = 3
+CONTEXT = 96
+STATES = ("k_cache", "v_cache")
+
+
+@dataclass
+class Case:
+    """One attention operator, its caches filled up to each row's position."""
+
+    step: StepRows
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 64
+    page: int = 16
+    cache: str = "f32"
+    qk_norm: bool = False
+    context: int = CONTEXT
+    seed: int = 0
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        rows, d = len(self.step.token), self.head_dim
+        per_slot = -(-self.context // self.page)
+        pages = SLOTS * per_slot
+
+        def normal(*shape: int) -> NDArray[np.float32]:
+            return rng.standard_normal(shape).astype(np.float32)
+
+        angles = np.arange(self.context)[:, None] / 100.0 ** (np.arange(d // 2) / (d // 2))
+        self.arrays = {
+            "q": guarded(normal(rows, self.heads * d)),
+            "kv": guarded(normal(rows, 2 * self.kv_heads * d)),
+            "page_table": rng.permutation(pages).astype(np.uint32).reshape(SLOTS, per_slot),
+            "rope": guarded(
+                np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+            ),
+            "out": np.full((rows, self.heads * d), np.nan, np.float32),
+        }
+        for name in STATES:
+            values = normal(pages, self.kv_heads, self.page, d)
+            self.arrays[name] = guarded(to_storage(values, DTYPES[self.cache]))
+        if self.qk_norm:
+            self.arrays["qk_norm"] = guarded(rng.uniform(0.5, 1.5, (2, d)).astype(np.float32))
+
+    def operator(self) -> Operator:
+        graph = Graph(rows=len(self.step.token), slots=SLOTS, context=self.context)
+        a = self.arrays
+        qk_norm = None
+        if self.qk_norm:
+            qk_norm = graph.weight("qk_norm", a["qk_norm"].shape, "f32", a["qk_norm"])
+        return attention(
+            graph,
+            graph.activation("q", a["q"].shape, "f32"),
+            graph.activation("kv", a["kv"].shape, "f32"),
+            graph.state("k_cache", a["k_cache"].shape, self.cache),
+            graph.state("v_cache", a["v_cache"].shape, self.cache),
+            graph.state("page_table", a["page_table"].shape, "u32"),
+            graph.weight("rope", a["rope"].shape, "f32", a["rope"]),
+            graph.activation("out", a["out"].shape, "f32"),
+            heads=self.heads,
+            qk_norm=qk_norm,
+            eps=1e-6,
+        )
+
+    def run(self, level: str, scratch_bytes: int = 1 << 20) -> dict[str, NDArray[Any]]:
+        """Fresh caches and out, computed by the body, one task per kv head."""
+        op = self.operator()
+        arrays = dict(self.arrays, out=np.full(self.arrays["out"].shape, np.nan, np.float32))
+        for name in STATES:
+            arrays[name] = guarded(self.arrays[name])
+        kind, _ = bodies(level).run(
+            ATTENTION,
+            arrays,
+            op.params,
+            self.step,
+            coords=[t.coords for t in ATTENTION.tile(op, Target("host", 2))],
+            scratch_bytes=scratch_bytes,
+        )
+        assert kind == 0
+        return arrays
+
+    def reference(self) -> dict[str, NDArray[Any]]:
+        """The same by graphs/ops/attention.py, caches as float32."""
+        arrays = {k: v.copy() for k, v in self.arrays.items()}
+        for name in STATES:
+            arrays[name] = to_float32(self.arrays[name], DTYPES[self.cache]).copy()
+        ATTENTION.reference(self.operator(), arrays, self.step)
+        return arrays
+
+    def poison_beyond(self) -> None:
+        """NaN in every cache entry that no row of the step may read."""
+        for slot in range(SLOTS):
+            own = self.step.position[self.step.slot == slot]
+            valid = int(own.min()) if len(own) else 0  # the step itself writes the rest
+            for index, page in enumerate(self.arrays["page_table"][slot]):
+                first = max(0, valid - index * self.page)
+                for name in STATES:
+                    values = self.arrays[name][page, :, first:]
+                    values.view(np.uint8)[...] = 0xFF
+
+
+def rows_of(*runs: tuple[int, int, int]) -> StepRows:
+    """Rows by (slot, first position, count)."""
+    slots = [slot for slot, _, count in runs for _ in range(count)]
+    positions = [first + i for _, first, count in runs for i in range(count)]
+    return step_rows([0] * len(slots), positions, slots)
+
+
+STEPS = {
+    "first": rows_of((0, 0, 1)),
+    "decode": rows_of((1, 41, 1)),
+    "page_end": rows_of((2, 15, 1)),
+    "page_start": rows_of((2, 16, 1)),
+    "prefill": rows_of((0, 0, 16)),
+    "prefill_later": rows_of((0, 29, 7)),
+    "mixed": rows_of((2, 50, 1), (0, 13, 1), (1, 20, 6)),
+    "last": rows_of((1, CONTEXT - 1, 1)),
+}
+
+
+def check(case: Case, level: str) -> None:
+    got, expected = case.run(level), case.reference()
+    rounding = {"f32": 1e-5, "f16": 2e-3, "bf16": 2e-2}[case.cache]
+    np.testing.assert_allclose(got["out"], expected["out"], rtol=1e-4, atol=rounding)
+    for name in STATES:
+        cached = to_float32(got[name], DTYPES[case.cache])
+        # One unit in the last place: the reference rounds after slightly different float32 steps.
+        np.testing.assert_allclose(cached, expected[name], rtol=rounding / 2, atol=1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("step", STEPS, ids=str)
+@pytest.mark.parametrize("cache", ["f32", "f16", "bf16"])
+def test_attention_equals_the_reference(level: str, step: str, cache: str) -> None:
+    case = Case(STEPS[step], cache=cache)
+    case.poison_beyond()
+    check(case, level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("cache", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"heads": 9, "kv_heads": 3, "head_dim": 64},
+        {"heads": 4, "kv_heads": 4, "head_dim": 128},
+        {"heads": 2, "kv_heads": 1, "head_dim": 80},
+        {"heads": 3, "kv_heads": 1, "head_dim": 10},
+        {"heads": 2, "kv_heads": 1, "head_dim": 36, "page": 7},
+        {"heads": 8, "kv_heads": 1, "head_dim": 32, "page": 64},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_every_head_shape_equals_the_reference(
+    level: str, cache: str, shape: dict[str, int], qk_norm: bool
+) -> None:
+    case = Case(STEPS["mixed"], cache=cache, qk_norm=qk_norm, **shape)
+    case.poison_beyond()
+    check(case, level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("cache", ["f32", "bf16"])
+def test_bits_depend_on_the_position_not_on_rows_or_context(level: str, cache: str) -> None:
+    together = Case(rows_of((0, 20, 16)), cache=cache)
+    got = together.run(level)
+    arrays = {**together.arrays, **{name: got[name] for name in STATES}}
+    for row in range(16):
+        alone = Case(rows_of((0, 20 + row, 1)), cache=cache)
+        alone.arrays = dict(arrays)
+        for name in ("q", "kv", "out"):
+            alone.arrays[name] = guarded(together.arrays[name][row : row + 1])
+        assert alone.run(level)["out"].tobytes() == got["out"][row].tobytes()
+    small = Case(rows_of((0, 20, 16)), cache=cache, context=48)
+    for name in ("q", "kv"):
+        small.arrays[name] = together.arrays[name]
+    pages = together.arrays["page_table"][0, :3]
+    for name in STATES:
+        small.arrays[name][small.arrays["page_table"][0]] = together.arrays[name][pages]
+    assert small.run(level)["out"].tobytes() == got["out"].tobytes()
+    assert together.run(level, scratch_bytes=64)["out"].tobytes() == got["out"].tobytes()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_only_its_own_positions_are_written(level: str) -> None:
+    case = Case(STEPS["mixed"])
+    got = case.run(level)
+    written = np.zeros(case.arrays["k_cache"].shape[:3], bool)
+    for slot, position in zip(case.step.slot, case.step.position, strict=True):
+        page = case.arrays["page_table"][slot, position // case.page]
+        written[page, :, position % case.page] = True
+    for name in STATES:
+        changed = (got[name] != case.arrays[name]).any(axis=-1)
+        assert (changed == written).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["q", "kv"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_reaches_the_result(level: str, name: str, bad: float) -> None:
+    case = Case(rows_of((0, 0, 20)))
+    case.arrays[name][11, 3] = bad  # dimension 3 of query or key head 0
+    finite = np.isfinite(case.run(level)["out"].reshape(20, 6, 64))
+    assert finite[:11].all()
+    assert not finite[11, 0].any()
+    assert finite[:, 3:].all()  # the other kv head
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_scores_far_apart_neither_overflow_nor_vanish(level: str) -> None:
+    case = Case(rows_of((0, 90, 1)))
+    case.arrays["q"] *= np.float32(40)
+    check(case, level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_context_of_8192_equals_the_reference(level: str) -> None:
+    case = Case(rows_of((1, 8191, 1)), heads=3, kv_heads=1, context=8192)
+    check(case, level)

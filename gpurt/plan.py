@@ -302,12 +302,11 @@ def _from_wire(wire: dict[str, Any]) -> Plan:
     regions, params, texts = wire["regions"], wire["params"], wire["texts"]
     tasks = []
     for row in wire["tasks"]:
-        head, tail = row[2:8], row[9:11]
-        reads = tuple(regions[i] for i in row[11])
-        writes = tuple(regions[i] for i in row[12])
-        tasks.append(
-            PlanTask(row[0], texts[row[1]], *head, params[row[8]], *tail, reads, writes, *row[13:])
-        )
+        values = list(row)
+        values[1], values[8] = texts[row[1]], params[row[8]]
+        values[11] = tuple(regions[i] for i in row[11])
+        values[12] = tuple(regions[i] for i in row[12])
+        tasks.append(PlanTask(*values))
     rows, slots, context, vocab = wire["bounds"]
     return Plan(
         version=wire["version"],

@@ -67,6 +67,9 @@ def first_uncovered(box: Bounds, covers: Sequence[Bounds]) -> Bounds | None:
     """A part of `box` that none of `covers` touches, as large as is simple; None if covered."""
     if not covers:
         return box
+    for cover in covers[:4]:  # the common case, without numpy
+        if all(c <= a and b <= d for (a, b), (c, d) in zip(box, cover, strict=True)):
+            return None
     near = boxes_of(covers)[np.flatnonzero(overlaps(boxes_of([box]), boxes_of(covers))[0])]
     if not len(near):
         return box
@@ -106,3 +109,36 @@ def volume(bounds: Bounds) -> int:
 def text(name: str, bounds: Bounds) -> str:
     """As in `x[0:16, 64:128]`."""
     return f"{name}[{', '.join(f'{low}:{high}' for low, high in bounds)}]"
+
+
+class BoxSet:
+    """Boxes of one buffer, each once, that answers what touches a box."""
+
+    def __init__(self, axes: int) -> None:
+        self.bounds: list[Bounds] = []
+        self._known: set[Bounds] = set()
+        self._boxes = np.zeros((8, axes, 2), dtype=np.int64)
+
+    def add(self, bounds: Bounds) -> None:
+        """Add a box; one that is there stays once."""
+        if bounds in self._known:
+            return
+        count = len(self.bounds)
+        if count == len(self._boxes):
+            self._boxes = np.concatenate([self._boxes, np.zeros_like(self._boxes)])
+        self._boxes[count] = bounds
+        self._known.add(bounds)
+        self.bounds.append(bounds)
+
+    def near(self, bounds: Bounds) -> list[int]:
+        """Indices into `bounds` of the boxes that share an element with this one."""
+        if len(self.bounds) <= 8:
+            return [i for i, other in enumerate(self.bounds) if overlap(bounds, other)]
+        hits = overlaps(boxes_of([bounds]), self._boxes[: len(self.bounds)])[0]
+        return [int(i) for i in np.flatnonzero(hits)]
+
+    def covers(self, bounds: Bounds) -> bool:
+        """Whether all of a box lies in the union."""
+        if bounds in self._known:
+            return True
+        return first_uncovered(bounds, [self.bounds[i] for i in self.near(bounds)]) is None

@@ -61,6 +61,17 @@ class Schedule:
                     kept.append(final)
             seen.update(id(g) for g in kept)
             task.waits = tuple(kept)
+        self._drop_signals()
+
+    def _drop_signals(self) -> None:
+        """Of a group's producers in one list only the last needs to signal: the others precede."""
+        for group in {id(g): g for task in self._draft.tasks for g in task.waits}.values():
+            last: dict[int, int] = {}
+            for index in group.tasks:
+                worker = self._draft.tasks[index].worker
+                # A dynamic task may run anywhere, so it speaks for itself.
+                last[worker if worker != NO_WORKER else -2 - index] = index
+            group.tasks = tuple(sorted(last.values()))
 
     def _spread(self, tasks: list[DraftTask]) -> list[int]:
         count, start = self._count, self._start

@@ -1,0 +1,74 @@
+"""Payload: whoever touches a payload buffer polls or stores granules, and all of it is re-armed.
+
+That each re-arm is released before the next writer, and follows the last reader of its set, holds
+if every task precedes `advance`, which check_order proves: the set that step s fills was last read
+in step s-1, and is next written in step s+1.
+"""
+
+from __future__ import annotations
+
+from gpurt.plan import TASK_PAYLOAD_IN, TASK_PAYLOAD_OUT, Plan, PlanTask
+from gpurt.planner.check_layout import fail, is_rearm
+
+
+def check_payload(plan: Plan) -> None:
+    """Raises: PlanError."""
+    fills: list[tuple[int, int]] = []
+    readers: dict[int, int] = {}
+    for index, task in enumerate(plan.tasks):
+        if is_rearm(task):
+            fills.append(_fill(plan, index, task))
+            continue
+        _check_flags(plan, index, task)
+        for number, _ in task.reads:
+            readers[number] = index
+    fills.sort()
+    for number, buffer in enumerate(plan.buffers):
+        if buffer.memory != "payload":
+            continue
+        at, end = buffer.offset_bytes, buffer.offset_bytes + buffer.size_bytes
+        for begin, fill_end in fills:
+            if begin <= at:
+                at = max(at, fill_end)
+        if at < end:
+            user = readers.get(number, len(plan.tasks) - 1)
+            msg = f"reads payload {buffer.name}, but no task re-arms bytes {at}:{end} of its set"
+            raise fail(plan, user, msg)
+
+
+def _fill(plan: Plan, index: int, task: PlanTask) -> tuple[int, int]:
+    """The bytes of the set that a re-arm fills."""
+    if len(task.addr) != 1 or task.addr[0] is None or len(task.params) != 2:
+        raise fail(plan, index, "does not name one buffer and its bytes to re-arm")
+    number, offset = task.addr[0]
+    if plan.buffers[number].memory != "payload":
+        raise fail(plan, index, f"re-arms {plan.buffers[number].name}, no payload buffer")
+    begin = plan.buffers[number].offset_bytes + offset + task.coords[0] + (task.coords[1] << 32)
+    end = begin + int(task.params[0]) + (int(task.params[1]) << 32)
+    if end > plan.payload_set_bytes or begin % 16 or end % 16:
+        msg = f"re-arms bytes {begin}:{end} of a set of {plan.payload_set_bytes}"
+        raise fail(plan, index, msg)
+    return begin, end
+
+
+def _check_flags(plan: Plan, index: int, task: PlanTask) -> None:
+    polled = [n for n, _ in task.reads if plan.buffers[n].memory == "payload"]
+    stored = [n for n, _ in task.writes if plan.buffers[n].memory == "payload"]
+    for numbers, flag, verb in (
+        (polled, TASK_PAYLOAD_IN, "reads"),
+        (stored, TASK_PAYLOAD_OUT, "writes"),
+    ):
+        if bool(numbers) != bool(task.flags & flag):
+            names = [plan.buffers[n].name for n in numbers]
+            msg = f"{verb} payload {names}, its flags say {task.flags}"
+            raise fail(plan, index, msg)
+    for position, entry in enumerate(task.addr):
+        masked = bool(task.payload_mask >> position & 1)
+        if masked != (entry is not None and plan.buffers[entry[0]].memory == "payload"):
+            msg = f"has payload mask {task.payload_mask:#x}, which is wrong for argument {position}"
+            raise fail(plan, index, msg)
+    if task.payload_mask >> len(task.addr):
+        raise fail(plan, index, f"has payload mask {task.payload_mask:#x} beyond its arguments")
+    if polled and plan.operators[task.op].policy == "ready":
+        msg = "polls payload under ready: it may hold a worker that its producer needs"
+        raise fail(plan, index, msg)

@@ -325,6 +325,12 @@ STRUCTS: dict[str, np.dtype[Any]] = {
 }
 
 
+def field_offset(struct: np.dtype[Any], name: str) -> int:
+    """Bytes from the start of a struct to one of its fields."""
+    assert struct.fields is not None
+    return int(struct.fields[name][1])
+
+
 def step_state_bytes(rows: int) -> int:
     """Bytes of a StepState with its rows, sample rows and sampled tokens."""
     return STEP_STATE.itemsize + rows * (ROW_STATE.itemsize + 4 + 4)

@@ -16,14 +16,12 @@ namespace {
 // within microseconds; with 132 workers on two cores whoever spins keeps the producer from running.
 constexpr u32 kSpinPollsOwnCore = 2000;
 constexpr u32 kSpinPollsShared = 20;
-constexpr u32 kYieldPolls = 400;
+constexpr u32 kYieldPolls = 100;
 constexpr u64 kEdgeNapNs = 50'000;
 // A parked worker is woken; the time only bounds how late the controller sees linger and residency.
 constexpr u64 kParkNs = 100'000'000;
 constexpr u64 kControllerParkNs = 2'000'000;
 constexpr std::size_t kScratchAlignBytes = 64;
-
-static_assert(kSpinPollsOwnCore + kYieldPolls < kNapPolls, "naps look at abort on every poll");
 
 struct Free {
   void operator()(u8* p) const { std::free(p); }  // NOLINT(cppcoreguidelines-no-malloc)
@@ -61,12 +59,14 @@ class HostPlatform {
     return executor_.callback_(record.task_index, context_.worker);
   }
 
+  u32 nap_polls() const { return executor_.spin_polls_ + kYieldPolls; }
+
   const u32* fault_detail() const { return context_.detail; }
 
   void edge_pause(u32 polls) {
     if (polls < executor_.spin_polls_) {
       pause();
-    } else if (polls < executor_.spin_polls_ + kYieldPolls) {
+    } else if (polls < nap_polls()) {
       sched_yield();
     } else {
       std::this_thread::sleep_for(std::chrono::nanoseconds(kEdgeNapNs));
@@ -76,7 +76,7 @@ class HostPlatform {
   void step_pause(u64 step, u32 polls, bool controls) {
     if (polls < executor_.spin_polls_) {
       pause();
-    } else if (polls < executor_.spin_polls_ + kYieldPolls) {
+    } else if (polls < nap_polls()) {
       sched_yield();
     } else {
       const DeviceControl* control = device_control(executor_.program_);

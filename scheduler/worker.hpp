@@ -8,6 +8,7 @@
 //   u64  ticks()                                   clock of spans
 //   u32  run_body(const TaskRecord&, u64 step)     a FaultKind; kFaultNone if all went well
 //   const u32* fault_detail()                      4 words about the body's last fault
+//   u32  nap_polls()                               from this poll on a pause may sleep
 //   void edge_pause(u32 polls)                     after each unmet poll of an edge or slot
 //   void step_pause(u64 step, u32 polls, bool controls)   the same, while no step is open
 //   void step_opened()                             a step was opened, or abort or exit was set
@@ -20,10 +21,8 @@ namespace gpurt {
 
 enum class Waited : u32 { kMet, kAborted, kTimedOut };
 
-// Polls between two looks at the abort flag and the clock; beyond kNapPolls a poll may be a nap,
-// and every one looks.
+// Polls between two looks at the abort flag and the clock; where a poll may be a nap, every one.
 constexpr u32 kPollsPerLook = 64;
-constexpr u32 kNapPolls = 4096;
 constexpr u32 kPollsPerControl = 16;
 
 // The give-up part of a wait: begins when its first poll failed, so a met edge pays nothing.
@@ -34,7 +33,7 @@ struct WaitClock {
   template <class Platform>
   Waited missed(const Program& program, Platform& platform, bool controls) {
     ++polls;
-    if (polls % kPollsPerLook == 0 || polls >= kNapPolls) {
+    if (polls % kPollsPerLook == 0 || polls >= platform.nap_polls()) {
       if (controls) controller_mirror(program);  // else nobody sees the host's abort
       if (load_relaxed(&device_control(program)->abort) != 0) return Waited::kAborted;
       const u64 now_ns = clock_ns();
@@ -74,10 +73,11 @@ class Worker {
     if (controls()) control_step(step);  // also when the step is open: residency, and what to admit
     for (u32 polls = 0;; ++polls) {
       if (load_acquire(&control->steps_open) > step) return true;
-      if (polls % kPollsPerLook == 0 || polls >= kNapPolls) {
+      const bool naps = polls >= platform_.nap_polls();
+      if (naps || polls % kPollsPerLook == 0) {
         if (load_relaxed(&control->abort) != 0 || load_acquire(&control->exit) != 0) return false;
       }
-      if (controls() && (polls % kPollsPerControl == 0 || polls >= kNapPolls)) control_step(step);
+      if (controls() && (naps || polls % kPollsPerControl == 0)) control_step(step);
       platform_.step_pause(step, polls, controls());
     }
   }

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt import wire
+from gpurt import _native, wire
 from gpurt.errors import DeviceError
 from gpurt.plan import Plan
 
@@ -109,50 +109,46 @@ class HostView:
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Arrays: host_control (shape ()), requests, outputs, prompt_tokens, output_tokens."""
-        from gpurt import _native
-
-        self._native = _native
         self.control: Record = arrays["host_control"].reshape(())
         self.requests = arrays["requests"]
         self.outputs = arrays["outputs"]
         self.prompt_tokens = arrays["prompt_tokens"]
         self.output_tokens = arrays["output_tokens"]
         self._address = {
-            name: int(self.control.ctypes.data) + offset
-            for name, (_, offset, *_) in (wire.HOST_CONTROL.fields or {}).items()
+            name: int(self.control.ctypes.data) + wire.field_offset(wire.HOST_CONTROL, name)
+            for name in wire.HOST_CONTROL.names or ()
         }
 
     def publish(self, tail: int) -> bool:
         """Make requests below `tail` visible. Returns: whether a running kernel will take them;
         if not, call `ensure_running`.
         """
-        self._native.store_release_u64(self._address["submit_tail"], tail)
-        self._native.fence_seq_cst()
+        _native.store_release_u64(self._address["submit_tail"], tail)
+        _native.fence_seq_cst()
         self.wake()
         return self.kernel_state() == wire.KernelState.RUNNING
 
     def cancel(self, entry: int) -> None:
         """Ask for the end of a request; it ends at the next step. A finished one does not care."""
-        requests = self.requests
-        offset = (wire.REQUEST_RECORD.fields or {})["cancel"][1]
-        address = int(requests.ctypes.data) + entry * wire.REQUEST_RECORD.itemsize + offset
-        self._native.store_release_u32(address, 1)
-        self._native.add_u32(self._address["cancel_count"], 1)
+        address = int(self.requests.ctypes.data) + entry * wire.REQUEST_RECORD.itemsize
+        offset = wire.field_offset(wire.REQUEST_RECORD, "cancel")
+        _native.store_release_u32(address + offset, 1)
+        _native.add_u32(self._address["cancel_count"], 1)
         self.wake()
 
     def request_exit(self) -> None:
         """End at the next request boundary; what is queued stays queued."""
-        self._native.store_release_u32(self._address["exit_request"], 1)
+        _native.store_release_u32(self._address["exit_request"], 1)
         self.wake()
 
     def request_abort(self) -> None:
         """End now: workers leave at their next wait."""
-        self._native.store_release_u32(self._address["abort_request"], 1)
+        _native.store_release_u32(self._address["abort_request"], 1)
         self.wake()
 
     def kernel_state(self) -> wire.KernelState:
         """What the controller last said."""
-        return wire.KernelState(self._native.load_acquire_u32(self._address["kernel_state"]))
+        return wire.KernelState(_native.load_acquire_u32(self._address["kernel_state"]))
 
     def progress(self, entry: int) -> tuple[int, wire.FinishReason]:
         """(tokens readable, reason or NONE) of a request, now."""
@@ -166,13 +162,13 @@ class HostView:
         Returns: (tokens readable, reason or NONE). Releases the GIL; spins shortly, then naps.
         """
         address = int(self.outputs.ctypes.data) + entry * wire.REQUEST_OUTPUT.itemsize
-        count, reason = self._native.wait_output(address, seen_count, timeout_s)
+        count, reason = _native.wait_output(address, seen_count, timeout_s)
         return count, wire.FinishReason(reason)
 
     def fault(self) -> Record | None:
         """A copy of the last launch's Fault, or None."""
-        kind = (wire.FAULT.fields or {})["kind"][1]
-        if self._native.load_acquire_u32(self._address["fault"] + kind) == 0:
+        kind = wire.field_offset(wire.FAULT, "kind")
+        if _native.load_acquire_u32(self._address["fault"] + kind) == 0:
             return None
         return np.array(self.control["fault"])
 

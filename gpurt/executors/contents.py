@@ -1,0 +1,61 @@
+"""Contents: the bytes that a buffer starts with, from whatever its `source` is. Pure numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.arrays import as_array
+from gpurt.buffer import DTYPES, Buffer
+from gpurt.errors import GpurtError, GraphError
+from gpurt.plan import PlanBuffer
+
+
+def source_array(buffer: Buffer) -> NDArray[Any] | None:
+    """The source as a C-contiguous array in the buffer's storage dtype; None without a source.
+
+    A view of the caller's memory where layout and dtype allow. Block formats are uint8 arrays of
+    stored bytes. Raises: GraphError if it does not fit the buffer.
+    """
+    source = buffer.source
+    if source is None:
+        return None
+    if callable(source) and not hasattr(source, "__dlpack__"):
+        source = source()
+    try:
+        array = as_array(source)
+    except GpurtError as error:
+        raise GraphError(f"{buffer} cannot be filled: {error}") from error
+    if array.dtype != buffer.dtype.storage:
+        array = _convert(buffer, array)
+    array = np.ascontiguousarray(array)
+    if array.nbytes != buffer.size_bytes:
+        what = f"the source of {buffer} has shape {list(array.shape)}, {array.nbytes} bytes"
+        raise GraphError(f"{what} - at {buffer.name} - it needs {buffer.size_bytes} bytes")
+    return array
+
+
+def packed_array(planned: PlanBuffer, array: NDArray[Any]) -> NDArray[np.uint8]:
+    """A weight's stored bytes in the layout that the plan asks for, as uint8 [size_bytes]."""
+    if not planned.packing:
+        return array.reshape(-1).view(np.uint8)
+    from gpurt.graphs.ops import packing
+
+    packed: NDArray[np.uint8] = packing.pack(
+        planned.packing, array, planned.shape, DTYPES[planned.dtype]
+    )
+    return packed
+
+
+def _convert(buffer: Buffer, array: NDArray[Any]) -> NDArray[Any]:
+    storage = buffer.dtype.storage
+    if buffer.dtype.name == "bf16" and array.dtype.kind == "f":
+        from gpurt.graphs.ops.dtypes import to_bf16
+
+        return to_bf16(array.astype(np.float32))
+    if buffer.dtype.block > 1 or not np.can_cast(array.dtype, storage, "same_kind"):
+        what = f"the source of {buffer} has dtype {array.dtype}"
+        raise GraphError(f"{what} - at {buffer.name} - convert it to {storage}")
+    return array.astype(storage)

@@ -1,0 +1,243 @@
+"""Program: a Plan as wire arrays. Pure numpy; the host and the CUDA executor place them in memory.
+
+    zeroed(plan, options)                      what must be allocated, and on which side
+    buffer_addresses(plan, arenas, step_state) where every buffer lies
+    constants(plan, bodies, addresses)         records, segments, lists, counters: the plan's bytes
+    header(plan, options, sections)            the one Program struct that workers get
+
+Owns: the order and encoding of these arrays. Does not know: allocation, copies, launches.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt import wire
+from gpurt.body import Param
+from gpurt.errors import PlanError
+from gpurt.executors.base import Options, Record
+from gpurt.plan import Plan
+
+Place = Literal["device", "host"]
+TICK_SCALE = 1024  # Program.tick_ns_x1024
+_BODY_MAX = 0xFFFF
+
+
+@dataclass(frozen=True)
+class Section:
+    """Zeroed memory that a program needs. `host`: the host and the workers share it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    place: Place
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole section."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+def zeroed(plan: Plan, options: Options) -> dict[str, Section]:
+    """Every section that starts as zeroes, by the name of its Program field."""
+    workers, tasks = plan.target.workers, len(plan.tasks)
+    spans = options.span_capacity if options.trace else 0
+    summaries = options.summary_capacity if options.trace else 0
+    queue, word, byte = options.queue_capacity, np.dtype("u8"), np.dtype("u1")
+    token = np.dtype("u4")
+    return {
+        "counters": Section((len(plan.counters) * wire.COUNTER_STRIDE,), byte, "device"),
+        "arrived": Section((tasks,), word, "device"),
+        "ready_slots": Section((tasks,), word, "device"),
+        "cursors": Section((len(plan.segments),), wire.CURSOR, "device"),
+        "held_tickets": Section((workers * len(plan.segments),), word, "device"),
+        "step_state": Section((wire.step_state_bytes(plan.rows),), byte, "device"),
+        "slots": Section((plan.slots,), wire.SLOT_STATE, "device"),
+        "device_control": Section((), wire.DEVICE_CONTROL, "device"),
+        "spans": Section((workers, spans), wire.SPAN, "device"),
+        "span_counts": Section((workers * wire.SPAN_COUNT_STRIDE,), byte, "device"),
+        "sampled_spans": Section((workers, spans), wire.SPAN, "device"),
+        "sampled_counts": Section((workers * wire.SPAN_COUNT_STRIDE,), byte, "device"),
+        "summaries": Section((summaries,), wire.STEP_SUMMARY, "device"),
+        "host_control": Section((), wire.HOST_CONTROL, "host"),
+        "requests": Section((queue,), wire.REQUEST_RECORD, "host"),
+        "outputs": Section((queue,), wire.REQUEST_OUTPUT, "host"),
+        "prompt_tokens": Section((queue, plan.context), token, "host"),
+        "output_tokens": Section((queue, plan.context), token, "host"),
+    }
+
+
+def buffer_addresses(plan: Plan, arenas: Mapping[str, int], step_state: int) -> list[int]:
+    """Address of every PlanBuffer. arenas: base address by PlanBuffer.memory, but for "step"."""
+    step = step_state + wire.sampled_offset_bytes(plan.rows)
+    return [
+        (step if b.memory == "step" else arenas[b.memory]) + b.offset_bytes for b in plan.buffers
+    ]
+
+
+def constants(
+    plan: Plan, bodies: Mapping[str, int], addresses: Sequence[int]
+) -> dict[str, NDArray[Any]]:
+    """The sections that hold the plan itself, by the name of their Program field.
+
+    bodies: index in the executor's body table by name. addresses: of every PlanBuffer.
+    Raises: PlanError if a task does not fit its record.
+    """
+    successors, infos = _counters(plan)
+    lists, offsets = _lists(plan)
+    segments = np.zeros(len(plan.segments), wire.SEGMENT)
+    for index, segment in enumerate(plan.segments):
+        policy = wire.Policy[segment.policy.upper()]
+        segments[index] = (policy, segment.begin, segment.end, index)
+    return {
+        "records": _records(plan, bodies, addresses),
+        "segments": segments,
+        "lists": lists,
+        "list_offsets": offsets,
+        "counter_infos": infos,
+        "successors": np.concatenate([successors, np.array(ready_roots(plan), np.uint32)]),
+    }
+
+
+def ready_roots(plan: Plan) -> list[int]:
+    """Tasks under `ready` that wait for nothing: whoever opens a step pushes them."""
+    return [
+        task
+        for segment in plan.segments
+        if segment.policy == "ready"
+        for task in range(segment.begin, segment.end)
+        if not plan.tasks[task].waits
+    ]
+
+
+def header(
+    plan: Plan, options: Options, sections: Mapping[str, int], *, tick_ns: float = 1.0
+) -> Record:
+    """The Program. sections: address of every section of `zeroed` and `constants`.
+
+    Raises: PlanError if the options contradict the plan.
+    """
+    _check_options(plan, options)
+    record = np.zeros((), wire.PROGRAM)
+    for name, address in sections.items():
+        record[name] = address
+    roots = ready_roots(plan)
+    values = {
+        "wait_timeout_ns": _ns(options.wait_timeout_ms),
+        # 0 means "stays" on the wire, so a linger of nothing is the shortest there is.
+        "linger_ns": 0 if options.resident else max(1, _ns(options.linger_ms)),
+        "residency_ns": 0 if options.resident else _ns(options.residency_ms),
+        "tick_ns_x1024": round(tick_ns * TICK_SCALE),
+        "first_step": options.first_step,
+        "payload_set_bytes": plan.payload_set_bytes,
+        "task_count": len(plan.tasks),
+        "segment_count": len(plan.segments),
+        "worker_count": plan.target.workers,
+        "counter_count": len(plan.counters),
+        "rows_capacity": plan.rows,
+        "slot_count": plan.slots,
+        "queue_capacity": options.queue_capacity,
+        "context_capacity": plan.context,
+        "span_capacity": options.span_capacity if options.trace else 0,
+        "summary_capacity": options.summary_capacity if options.trace else 0,
+        "sample_period": options.sample_period,
+        "vocab_size": plan.vocab,
+        "prefill_rows": options.prefill_rows or plan.rows,
+        "team_warps": plan.target.team_warps,
+        "ready_root_begin": sum(len(c.successors) for c in plan.counters),
+        "ready_root_count": len(roots),
+    }
+    for name, value in values.items():
+        record[name] = value
+    return record
+
+
+def param_bits(value: Param) -> int:
+    """A scalar parameter as its record holds it: floats by bit pattern, integers modulo 2^32."""
+    if isinstance(value, float):
+        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    return int(value) & 0xFFFFFFFF
+
+
+# ---- helpers ---------------------------------------------------------------------------------
+def _records(plan: Plan, bodies: Mapping[str, int], addresses: Sequence[int]) -> NDArray[Any]:
+    records = np.zeros(len(plan.tasks), wire.TASK_RECORD)
+    params: dict[tuple[Param, ...], list[int]] = {}  # tiles of one operator share theirs
+    for index, task in enumerate(plan.tasks):
+        body = bodies.get(task.body)
+        if body is None or body > _BODY_MAX:
+            known = sorted(bodies)
+            msg = f"task {index} runs {task.body}, which this executor lacks - at {plan.name}"
+            raise PlanError(f"{msg} - it has {known}")
+        record = records[index]
+        if task.stream is not None:
+            buffer, offset, size = task.stream
+            record["stream_base"] = addresses[buffer] + offset
+            record["stream_bytes"] = size
+        record["body"], record["flags"] = body, task.flags
+        record["task_index"], record["op_index"] = index, task.op
+        record["layer"], record["payload_mask"] = task.layer, task.payload_mask
+        record["wait_count"], record["signal_count"] = len(task.waits), len(task.signals)
+        for i, wait in enumerate(task.waits):
+            record["wait"][i] = wait
+        record["signal"][: len(task.signals)] = task.signals
+        record["tile"] = task.coords
+        for i, place in enumerate(task.addr):
+            if place is not None:
+                record["addr"][i] = addresses[place[0]] + place[1]
+        bits = params.get(task.params)
+        if bits is None:
+            bits = params[task.params] = [param_bits(p) for p in task.params]
+        record["param"][: len(bits)] = bits
+    return records
+
+
+def _counters(plan: Plan) -> tuple[NDArray[np.uint32], NDArray[Any]]:
+    infos = np.zeros(len(plan.counters), wire.COUNTER_INFO)
+    successors: list[int] = []
+    for index, counter in enumerate(plan.counters):
+        infos[index] = (counter.signals_per_step, len(successors), len(counter.successors), 0)
+        successors += counter.successors
+    return np.array(successors, np.uint32), infos
+
+
+def _lists(plan: Plan) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    flat: list[int] = []
+    offsets = [0]
+    for worker in plan.lists:
+        for segment in worker:
+            flat += segment
+            offsets.append(len(flat))
+    return np.array(flat, np.uint32), np.array(offsets, np.uint32)
+
+
+def _check_options(plan: Plan, options: Options) -> None:
+    workers = plan.target.workers
+    if options.workers not in (0, workers):
+        msg = f"{options.workers} workers for a plan of {workers} - at {plan.name}"
+        raise PlanError(f"{msg} - plan again for that target")
+    if len(plan.lists) != workers:
+        msg = f"{len(plan.lists)} lists for {workers} workers - at {plan.name}"
+        raise PlanError(f"{msg} - the plan is broken: plan again")
+    if not 0 <= options.prefill_rows <= plan.rows:
+        msg = f"prefill_rows is {options.prefill_rows} - at {plan.name}"
+        raise PlanError(f"{msg} - the plan has {plan.rows} rows a step")
+    capacity = options.span_capacity
+    if options.trace and (capacity < 1 or capacity & (capacity - 1)):
+        msg = f"span_capacity is {capacity} - at {plan.name} - use a power of two"
+        raise PlanError(msg)
+    if options.sample_period < 1 or options.queue_capacity < 1 or options.wait_timeout_ms <= 0:
+        msg = (
+            f"sample_period {options.sample_period}, queue_capacity {options.queue_capacity}, "
+            f"wait_timeout_ms {options.wait_timeout_ms}"
+        )
+        raise PlanError(f"{msg} - at {plan.name} - all of them must be positive")
+
+
+def _ns(milliseconds: float) -> int:
+    return round(milliseconds * 1e6)

@@ -141,7 +141,8 @@ class Trace:
     def whole_steps(self) -> NDArray[np.uint64]:
         """Numbers of the steps of which every span is here."""
         numbers, counts = np.unique(self.spans["step"], return_counts=True)
-        return numbers[counts == len(self.task_op)].astype(np.uint64)
+        whole: NDArray[np.uint64] = numbers[counts == len(self.task_op)].astype(np.uint64)
+        return whole
 
     @cached_property
     def step_ranges(self) -> dict[int, tuple[int, int]]:

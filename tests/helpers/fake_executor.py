@@ -123,7 +123,7 @@ class FakeView:
 class FakeExecutor:
     """Thread-safe as the protocol asks. `hold()` stops it before the next token or step."""
 
-    def __init__(self, plan, graph, options=None, progress=None):
+    def __init__(self, plan, graph, options=None):
         self.plan, self.graph = plan, graph
         self.options = options or Options()
         self.host = FakeView(self.options.queue_capacity, plan.context)

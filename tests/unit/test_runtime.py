@@ -110,7 +110,8 @@ def test_request_queued_when_residency_ends_is_launched_once_more_and_not_lost(f
     assert [r.stats.launches for r in (first, second, third)][1:] == [1, 0]
 
 
-def test_threads_submit_and_read_at_once(fakes):
+@pytest.mark.usefixtures("fakes")
+def test_threads_submit_and_read_at_once():
     graph, results = model(), {}
 
     def work(number):
@@ -157,7 +158,7 @@ def test_close_ends_requests_in_flight_as_cancelled(fakes):
     assert seen[0].finish_reason == "cancelled"
     assert running.result(1).finish_reason == "cancelled"
     assert fakes[0].closed
-    with pytest.raises(ClosedError, match="^the Runtime was closed"):
+    with pytest.raises(ClosedError, match=r"^the Runtime was closed"):
         runtime.submit(graph, [1], max_tokens=1)
     runtime.close()
 
@@ -168,7 +169,7 @@ def test_full_ring_is_refused_and_room_comes_back(fakes):
         held(runtime, graph, fakes)
         first = runtime.submit(graph, [1], max_tokens=5)
         runtime.submit(graph, [2], max_tokens=5)
-        with pytest.raises(RingFullError, match="^2 requests are queued and the oldest is unfin"):
+        with pytest.raises(RingFullError, match=r"^2 requests are queued and the oldest is unfin"):
             runtime.submit(graph, [3], max_tokens=5)
         fakes[0].release()
         first.result(10)
@@ -203,7 +204,8 @@ def test_another_graph_waits_for_the_first_one_and_takes_the_device(fakes):
     assert (second.stats.launches, again.stats.launches) == (1, 1)
 
 
-def test_stop_id_ends_and_ignore_eos_does_not(fakes):
+@pytest.mark.usefixtures("fakes")
+def test_stop_id_ends_and_ignore_eos_does_not():
     graph = model()
     with open_runtime() as runtime:
         stop = runtime.submit(graph, [5], max_tokens=9, stop_ids=[7]).result(10)
@@ -247,7 +249,7 @@ def test_kernel_that_vanishes_ends_its_request_with_an_error(fakes):
         held(runtime, graph, fakes).vanish = True
         request = runtime.submit(graph, [1], max_tokens=50)
         fakes[0].release()
-        with pytest.raises(FaultError, match="^the kernel is gone, and request 0 was running"):
+        with pytest.raises(FaultError, match=r"^the kernel is gone, and request 0 was running"):
             request.result(20)
         fakes[0].vanish = False
         assert runtime.submit(graph, [1], max_tokens=2).result(10).finish_reason == "length"
@@ -258,7 +260,7 @@ def test_failed_launch_is_raised_by_submit_and_leaves_the_runtime_usable(fakes):
     with open_runtime() as runtime:
         runtime.prepare(graph)
         fakes[0].launch_error = DeviceError("out of threads - at launch - use fewer")
-        with pytest.raises(DeviceError, match="^out of threads"):
+        with pytest.raises(DeviceError, match=r"^out of threads"):
             runtime.submit(graph, [1], max_tokens=2)
         fakes[0].launch_error = None
         assert runtime.submit(graph, [1], max_tokens=2).result(10).token_ids == expected([1], 2)
@@ -292,7 +294,8 @@ def test_bad_request_is_refused_before_anything_is_planned(fakes, options, error
     assert fakes == []
 
 
-def test_prompt_that_fills_the_context_yields_one_token(fakes):
+@pytest.mark.usefixtures("fakes")
+def test_prompt_that_fills_the_context_yields_one_token():
     with open_runtime() as runtime:
         assert len(runtime.submit(model(), [1] * 64).result(10).token_ids) == 1
         assert len(runtime.submit(model(), [1]).result(10).token_ids) == 64
@@ -323,7 +326,8 @@ def test_plain_graph_takes_inputs_and_gives_outputs(fakes):
         ({}, "^input x was never given"),
     ],
 )
-def test_bad_input_is_refused(fakes, inputs, text):
+@pytest.mark.usefixtures("fakes")
+def test_bad_input_is_refused(inputs, text):
     graph = Graph("plain")
     graph.input("x", [4], "f32")
     with open_runtime() as runtime, pytest.raises(RequestError, match=text):
@@ -336,7 +340,7 @@ def test_result_times_out_and_the_request_goes_on(fakes):
         runtime.prepare(graph)
         fakes[0].hold()
         request = runtime.submit(graph, [1], max_tokens=2)
-        with pytest.raises(TimeoutError, match="^no end after"):
+        with pytest.raises(TimeoutError, match=r"^no end after"):
             request.result(0.05)
         fakes[0].release()
         assert request.result(10).finish_reason == "length"

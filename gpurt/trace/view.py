@@ -1,0 +1,244 @@
+"""A Trace in the terminal: split of step time, a timeline, operators, waits, critical path.
+
+Also the same figures as one dict, for `gpurt trace --json`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpurt.trace import analysis
+from gpurt.trace.trace import PHASES, Trace, end_ns
+
+COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red", "bright_cyan", "bright_green")
+SPLIT_COLOURS = dict(
+    zip(analysis.SPLIT_NAMES, ("green", "yellow", "red", "grey50", "grey35"), strict=True)
+)
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MAX_LANES = 16  # more workers than this: as many, evenly chosen
+TABLE_ROWS = 12
+
+
+def summary(trace: Trace, waits: int = 10) -> dict[str, Any]:
+    """All figures as plain values: what the terminal shows."""
+    step = analysis.typical_step(trace)
+    parts = analysis.split(trace)
+    low, high = analysis.step_window(trace, step)
+    return {
+        "name": trace.name,
+        "device": trace.device,
+        "workers": trace.workers,
+        "spans": len(trace.spans),
+        "dropped_spans": trace.dropped,
+        "whole_steps": len(trace.whole_steps),
+        "steps": {p: t for p in PHASES if (t := _times(analysis.step_times_us(trace, p)))}
+        or {"all": _times(analysis.step_times_us(trace))},
+        "split": _shares(parts.sum(axis=0)),
+        "utilisation": [round(float(u), 4) for u in _utilisation(parts)],
+        "operators": [asdict(r) for r in analysis.operators(trace)],
+        "longest_waits": [asdict(w) for w in analysis.longest_waits(trace, waits)],
+        "critical_path": {
+            "step": step,
+            "step_us": (high - low) / 1e3,
+            "tasks": [_path_entry(trace, s) for s in trace.critical_path(step)],
+        },
+    }
+
+
+def show(trace: Trace, console: Console) -> None:
+    """Print the whole view."""
+    for part in _parts(trace, console.width):
+        console.print(part)
+        console.print()
+
+
+# ---- parts -----------------------------------------------------------------------------------
+def _parts(trace: Trace, width: int) -> Iterable[RenderableType]:
+    parts = analysis.split(trace)
+    step = analysis.typical_step(trace)
+    yield _head(trace, parts, width)
+    yield _lanes(trace, step, width)
+    yield _operators(trace)
+    yield _waits(trace)
+    yield _critical(trace, step)
+
+
+def _head(trace: Trace, parts: Any, width: int) -> RenderableType:
+    kept = f"{len(trace.spans)} spans of {len(trace.whole_steps)} whole steps"
+    dropped = f", {trace.dropped} dropped" if trace.dropped else ""
+    lines = [Text(f"{trace.name} on {trace.device}, {trace.workers} workers: {kept}{dropped}")]
+    for phase in (*PHASES, None):
+        times = _times(analysis.step_times_us(trace, phase))
+        if times and (phase is not None or not len(trace.steps)):
+            text = (
+                f"{phase or 'all'} steps: {times['count']}, median {times['median_us']:.1f} us,"
+                f" p99 {times['p99_us']:.1f} us, slowest {times['max_us']:.1f} us"
+            )
+            lines.append(Text(text))
+    shares = _shares(parts.sum(axis=0))
+    lines.append(_bar(shares, max(20, min(width - 2, 100))))
+    legend = Text()
+    for name, share in shares.items():
+        legend.append(f"{name} {share:.1%}  ", SPLIT_COLOURS[name])
+    lines.append(legend)
+    return Group(*lines)
+
+
+def _lanes(trace: Trace, step: int, width: int) -> RenderableType:
+    low, high = analysis.step_window(trace, step)
+    spans = trace.spans_of(step)
+    keys = [analysis.operator_key(o.path, trace.name) for o in trace.operators]
+    shown = list(dict.fromkeys(keys[int(op)] for op in np.sort(spans["op"])))
+    letter = {key: LETTERS[i % len(LETTERS)] for i, key in enumerate(shown)}
+    colour = {key: COLOURS[i % len(COLOURS)] for i, key in enumerate(shown)}
+    columns = max(20, min(width - 20, 160))
+    utilisation = _utilisation(analysis.split(trace))
+    count = min(trace.workers, MAX_LANES)
+    workers = [i * trace.workers // count for i in range(count)]
+    title = f"step {step}, {(high - low) / 1e3:.1f} us, a column is "
+    lines = [Text(title + f"{(high - low) / 1e3 / columns:.2f} us ('.' waits)", "bold")]
+    for worker in workers:
+        lane = Text(f"worker {worker:>3} {utilisation[worker]:>4.0%} ")
+        mine = spans[spans["worker"] == worker]
+        for char, key in _cells(mine, keys, letter, low, high, columns):
+            lane.append(char, colour.get(key, "grey50"))
+        lines.append(lane)
+    legend = Text()
+    for key in shown:
+        legend.append(f"{letter[key]} {key}  ", colour[key])
+    if trace.workers > count:
+        legend.append(f"({count} of {trace.workers} workers)")
+    return Group(*lines, legend)
+
+
+def _cells(
+    spans: Any, keys: list[str], letter: dict[str, str], low: int, high: int, columns: int
+) -> Iterable[tuple[str, str]]:
+    """(character, operator key) of each column: what the worker did longest in it."""
+    edges = np.linspace(low, high, columns + 1)
+    met = spans["begin_ns"] + spans["wait_ns"]
+    ended = end_ns(spans)
+    for left, right in itertools.pairwise(edges):
+        run = np.clip(np.minimum(ended, right) - np.maximum(met, left), 0, None)
+        wait = np.clip(np.minimum(met, right) - np.maximum(spans["begin_ns"], left), 0, None)
+        if not len(spans) or float(run.sum() + wait.sum()) < (right - left) / 2:
+            yield " ", ""
+        elif float(wait.sum()) > float(run.sum()):
+            yield ".", ""
+        else:
+            key = keys[int(spans["op"][int(np.argmax(run))])]
+            yield letter[key], key
+
+
+def _operators(trace: Trace) -> RenderableType:
+    table = Table("operator", "body", title="operators, per step", title_justify="left")
+    for name in ("tasks", "run us", "share", "task us", "stall us", "wait us", "GB/s"):
+        table.add_column(name, justify="right")
+    for row in analysis.operators(trace)[:TABLE_ROWS]:
+        table.add_row(
+            row.name,
+            row.body,
+            f"{row.tasks:.0f}",
+            f"{row.run_us:.1f}",
+            f"{row.share:.1%}",
+            f"{row.task_us:.2f}",
+            f"{row.stall_us:.1f}",
+            f"{row.wait_us:.1f}",
+            f"{row.gigabytes_per_s:.1f}" if row.gigabytes_per_s else "-",
+        )
+    return table
+
+
+def _waits(trace: Trace) -> RenderableType:
+    table = Table(title="longest waits, and who was late", title_justify="left")
+    for name in ("step", "wait us", "task", "worker", "waited for", "worker", "late us", "why"):
+        right = name in ("step", "wait us", "late us", "worker")
+        table.add_column(name, justify="right" if right else "left")
+    for wait in analysis.longest_waits(trace):
+        late = wait.late_operator
+        if wait.late_task >= 0:
+            late = f"{wait.late_task} {late}"
+        table.add_row(
+            str(wait.step),
+            f"{wait.wait_us:.1f}",
+            f"{wait.task} {wait.operator}",
+            str(wait.worker),
+            late,
+            str(wait.late_worker) if wait.late_worker >= 0 else "-",
+            f"{wait.late_us:.1f}",
+            wait.why,
+        )
+    return table
+
+
+def _critical(trace: Trace, step: int) -> RenderableType:
+    path = trace.critical_path(step)
+    low, high = analysis.step_window(trace, step)
+    run = int(path["run_ns"].sum())
+    head = (
+        f"critical path of step {step}: {len(path)} tasks, {run / 1e3:.1f} us of"
+        f" {(high - low) / 1e3:.1f} us run; the rest are hops and waits"
+    )
+    table = Table("operator", title=head, title_justify="left")
+    for name in ("tasks", "run us", "share of step"):
+        table.add_column(name, justify="right")
+    keys = [analysis.operator_key(trace.operators[int(o)].path, trace.name) for o in path["op"]]
+    sums: dict[str, list[int]] = {}
+    for key, span in zip(keys, path, strict=True):
+        entry = sums.setdefault(key, [0, 0])
+        entry[0] += 1
+        entry[1] += int(span["run_ns"])
+    for key, (count, nanoseconds) in sorted(sums.items(), key=lambda e: -e[1][1])[:TABLE_ROWS]:
+        share = nanoseconds / max(high - low, 1)
+        table.add_row(key, str(count), f"{nanoseconds / 1e3:.1f}", f"{share:.1%}")
+    return table
+
+
+# ---- helpers ---------------------------------------------------------------------------------
+def _times(times: Any) -> dict[str, float]:
+    if not len(times):
+        return {}
+    return {
+        "count": len(times),
+        "median_us": float(np.median(times)),
+        "p99_us": float(np.percentile(times, 99)),
+        "max_us": float(times.max()),
+    }
+
+
+def _shares(nanoseconds: Any) -> dict[str, float]:
+    total = max(float(nanoseconds.sum()), 1.0)
+    return {
+        name: float(part) / total
+        for name, part in zip(analysis.SPLIT_NAMES, nanoseconds, strict=True)
+    }
+
+
+def _utilisation(parts: Any) -> Any:
+    """Share of each worker's time in which it computed."""
+    return parts[:, 0] / np.maximum(parts.sum(axis=1), 1)
+
+
+def _bar(shares: dict[str, float], width: int) -> Text:
+    bar = Text()
+    for name, share in shares.items():
+        bar.append("█" * round(share * width), SPLIT_COLOURS[name])
+    return bar
+
+
+def _path_entry(trace: Trace, span: Any) -> dict[str, Any]:
+    return {
+        "task": int(span["task"]),
+        "operator": analysis.operator_name(trace, int(span["op"])),
+        "worker": int(span["worker"]),
+        "wait_us": int(span["wait_ns"]) / 1e3,
+        "run_us": int(span["run_ns"]) / 1e3,
+    }

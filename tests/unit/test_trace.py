@@ -1,0 +1,102 @@
+"""The trace file, and how raw rings become a Trace."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from gpurt import wire
+from gpurt.errors import TraceError
+from gpurt.executors.base import RawTrace
+from gpurt.graph import Graph
+from gpurt.trace import Trace
+from tests.helpers.fake_executor import toy_plan
+from tests.helpers.hand_trace import hand_trace
+
+
+def raw_of(rows, tick_ns=1.0, sampled=(), dropped=0):
+    def rings(spans):
+        return [np.array([s for s in spans if s[-1] == w], wire.SPAN) for w in (0, 1)]
+
+    steps = sorted({r[2] for r in rows})
+    summaries = np.array([(s, 10 + s, 20 + s, 1, 2) for s in steps], wire.STEP_SUMMARY)
+    return RawTrace(rings(rows), rings(sampled), summaries, tick_ns, dropped)
+
+
+def test_file_gives_back_the_same_trace(tmp_path):
+    trace = hand_trace(3)
+    path = tmp_path / "a.trace"
+    trace.save(path)
+    again = Trace.load(path)
+    assert (again.name, again.workers, again.operators) == ("hand", 2, trace.operators)
+    assert again.spans.tolist() == trace.spans.tolist()
+    assert again.steps.tolist() == trace.steps.tolist()
+    assert again.producers_of(3).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda d: d[:-10], r"^the trace has \d+ bytes of \d+"),
+        (lambda d: d[:12], "^not a trace file: 12 bytes"),
+        (lambda d: b"PK" + d[2:], "^not a trace file"),
+        (lambda d: d[:40] + bytes([d[40] ^ 1]) + d[41:], "^the trace's checksum is wrong"),
+        (lambda d: d[:8] + struct.pack("<I", 99) + d[12:], "^trace file of version 99, this gpurt"),
+        (lambda _: b"", "^not a trace file: 0 bytes"),
+    ],
+)
+def test_damaged_file_is_refused_with_its_reason(tmp_path, damage, text):
+    path = tmp_path / "a.trace"
+    hand_trace().save(path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(TraceError, match=text):
+        Trace.load(path)
+
+
+def test_span_of_an_unknown_task_is_refused(tmp_path):
+    trace = hand_trace()
+    trace.spans["task"][0] = 9
+    trace.save(tmp_path / "a.trace")
+    with pytest.raises(TraceError, match=r"^the trace's fields do not fit"):
+        Trace.load(tmp_path / "a.trace")
+
+
+def test_missing_and_unwritable_paths_are_refused(tmp_path):
+    with pytest.raises(TraceError, match=r"^cannot read the trace: No such file"):
+        Trace.load(tmp_path / "none.trace")
+    with pytest.raises(TraceError, match=r"^cannot write the trace: No such file"):
+        hand_trace().save(tmp_path / "no" / "a.trace")
+
+
+def test_both_rings_are_merged_once_and_ticks_become_nanoseconds():
+    plan = toy_plan(Graph("toy", vocab=5))
+    rows = [(100, 0, 4, 0, 0, 8, 0), (110, 1, 4, 2, 1, 8, 1), (120, 2, 4, 3, 0, 8, 0)]
+    trace = Trace.from_raw(plan, raw_of(rows, 2.5, sampled=rows[:2]), first_step=4)
+    assert trace.spans["task"].tolist() == [0, 1, 2]
+    assert trace.spans["begin_ns"].tolist() == [0, 25, 50]
+    assert trace.spans["wait_ns"].tolist() == [0, 5, 8]
+    assert trace.spans["run_ns"].tolist() == [20, 20, 20]
+    assert trace.whole_steps.tolist() == [4]
+
+
+def test_steps_beyond_32_bits_keep_their_number():
+    plan = toy_plan(Graph("toy", vocab=5))
+    first = (1 << 32) - 1
+    rows = [(s * 10, 0, (first + s) & 0xFFFFFFFF, 0, 0, 5, 0) for s in range(3)]
+    trace = Trace.from_raw(plan, raw_of(rows), first_step=first)
+    assert trace.spans["step"].tolist() == [first, first + 1, first + 2]
+
+
+def test_only_the_steps_of_the_request_are_taken():
+    plan = toy_plan(Graph("toy", vocab=5))
+    rows = [(s * 10, 0, s, 0, 0, 5, 0) for s in range(10)]
+    trace = Trace.from_raw(plan, raw_of(rows), first_step=3, last_step=6)
+    assert trace.spans["step"].tolist() == [3, 4, 5, 6]
+    assert trace.steps["step"].tolist() == [3, 4, 5, 6]
+
+
+def test_no_spans_is_an_error_that_says_how_to_get_some():
+    with pytest.raises(TraceError, match=r"^no spans were kept - at plan toy - open the Runtime"):
+        Trace.from_raw(toy_plan(Graph("toy", vocab=5)), raw_of([]))

@@ -23,10 +23,10 @@ FLAGS = [
     *(f"-I{ROOT / folder}" for folder in ("device", "scheduler", "tests/sim")),
 ]
 SIM_FLAGS = [*FLAGS, "-O2", "-DGPURT_SIM"]
-INSTRUMENTED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"]
+INSTRUMENTED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-builtin"]
 WRAPPED = ["-Wl,--wrap=memcpy", "-Wl,--wrap=memmove", "-Wl,--wrap=memset"]
 FRAMEWORK = ["memory.cpp", "machine.cpp"]
-PRODUCT = ["model.cpp", "world.cpp", "main.cpp"]
+PRODUCT = ["model.cpp", "world.cpp", "host.cpp"]
 
 
 class BuildError(Exception):
@@ -85,6 +85,6 @@ def build_litmus() -> Path:
 
 def build_sim() -> Path:
     """The simulator around the product's protocol headers."""
-    sources = [[f] for f in [*FRAMEWORK, "instrumentation.cpp"]]
+    sources = [[f] for f in [*FRAMEWORK, "instrumentation.cpp", "cases.cpp", "main.cpp"]]
     sources += [[f, *INSTRUMENTED] for f in PRODUCT]
     return compile_and_link("sim", SIM_FLAGS, sources, WRAPPED)

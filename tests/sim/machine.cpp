@@ -146,6 +146,7 @@ void Machine::point() {
 }
 
 void Machine::pause() {
+  now_ns_ += random_.below(64);
   fibres_[current_]->paused_at_write = memory_.write_count();
   point();
 }
@@ -187,13 +188,25 @@ u64 clock_ns() {
 }
 
 u64 data_load(const u64* p) {
-  active->point();
-  return active->memory().data_load(active->current(), p, sizeof(*p));
+  return load(p, sizeof(*p), Order::kRelaxed);
 }
 
-void data_store(u64* p, u64 value, bool readers) {
+void data_store(u64* p, u64 value) {
   active->point();
-  active->memory().data_store(active->current(), p, sizeof(*p), value, readers);
+  active->memory().expect_overwritable(active->current(), p, sizeof(*p), true, true);
+  active->memory().store(active->current(), p, sizeof(*p), value, Order::kRelaxed);
+}
+
+void payload_store(u32* p, u32 value) {
+  active->point();
+  active->memory().expect_overwritable(active->current(), p, sizeof(*p), true, false);
+  active->memory().store(active->current(), p, sizeof(*p), value, Order::kRelaxed);
+}
+
+void payload_rearm(u32* p, u32 sentinel) {
+  active->point();
+  active->memory().expect_overwritable(active->current(), p, sizeof(*p), false, true);
+  active->memory().store(active->current(), p, sizeof(*p), sentinel, Order::kRelaxed);
 }
 
 }  // namespace gpurt::sim

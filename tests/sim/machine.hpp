@@ -88,8 +88,13 @@ Machine& machine();
 // Null outside of a fibre.
 Machine* machine_of_this_fibre();
 
-// A task's data, see memory.hpp. Scheduling points like any other access.
+// What simulated tasks do to their data, each a scheduling point. A load is as weak as a plain one,
+// and a missing order shows as an old value. A store checks first that it may overwrite.
 u64 data_load(const u64* p);
-void data_store(u64* p, u64 value, bool readers = true);
+void data_store(u64* p, u64 value);
+// Payload words are polled: what overwrites the sentinel comes after the re-arm but not after the
+// polls; what re-arms comes after the reads, and by them after the store (coherence).
+void payload_store(u32* p, u32 value);
+void payload_rearm(u32* p, u32 sentinel);
 
 }  // namespace gpurt::sim

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 
 namespace gpurt::sim {
 namespace {
@@ -66,9 +65,9 @@ u64 Memory::offset(const void* p) const {
 }
 
 u64 Memory::memory_value(u64 word, u32 size_bytes) const {
-  u64 value = 0;
-  std::memcpy(&value, arena_.get() + word * 4, size_bytes);
-  return value;
+  // Typed, not memcpy: the linker routes that to the race check.
+  const u8* p = arena_.get() + word * 4;
+  return size_bytes == 4 ? *reinterpret_cast<const u32*>(p) : *reinterpret_cast<const u64*>(p);
 }
 
 Access Memory::tick(u32 fibre) {
@@ -152,19 +151,24 @@ Message& Memory::pick(u32 fibre, Location& place) {
   return place.history[i];
 }
 
-Order Memory::effective(const void* p, Order order) {
-  for (const Weakened& rule : weakened_) {
-    if (p >= rule.begin && p < rule.end && order == rule.from) {
-      weakened_count_ += 1;
-      return rule.to;
-    }
+bool Memory::is_broken(u32 fibre, const void* p, Broken::How how) {
+  for (const Broken& rule : broken_) {
+    if (p < rule.begin || p >= rule.end || rule.how != how) continue;
+    if (rule.fibre != kNobody && rule.fibre != fibre) continue;
+    bite_count_ += 1;
+    return true;
   }
-  return order;
+  return false;
 }
 
 void Memory::publish(u64 word, Message message) {
   Location& place = touch(word);
-  std::memcpy(arena_.get() + word * 4, &message.value, place.size_bytes);
+  u8* p = arena_.get() + word * 4;
+  if (place.size_bytes == 4) {
+    *reinterpret_cast<u32*>(p) = static_cast<u32>(message.value);
+  } else {
+    *reinterpret_cast<u64*>(p) = message.value;
+  }
   place.history.push_back(std::move(message));
   if (place.history.size() > kHistoryCapacity) place.history.erase(place.history.begin());
   write_count_ += 1;
@@ -210,7 +214,7 @@ void Memory::drain_some() {
 }
 
 u64 Memory::load(u32 fibre, const void* p, u32 size_bytes, Order order) {
-  order = effective(p, order);
+  if (is_broken(fibre, p, Broken::How::kRelaxed)) order = Order::kRelaxed;
   const Access access = tick(fibre);
   Location& place = atomic_location(fibre, p, size_bytes, false);
   View& view = views_[fibre];
@@ -221,11 +225,12 @@ u64 Memory::load(u32 fibre, const void* p, u32 size_bytes, Order order) {
   Message& message = pick(fibre, place);
   note(message.readers, access);
   if (acquires(order) && message.release) view.clock.join(*message.release);
+  if (is_broken(fibre, p, Broken::How::kBlind)) return 0;
   return message.value;
 }
 
 void Memory::store(u32 fibre, void* p, u32 size_bytes, u64 value, Order order) {
-  order = effective(p, order);
+  if (is_broken(fibre, p, Broken::How::kRelaxed)) order = Order::kRelaxed;
   const Access access = tick(fibre);
   atomic_location(fibre, p, size_bytes, true);
   const u64 word = offset(p) / 4;
@@ -243,7 +248,7 @@ void Memory::store(u32 fibre, void* p, u32 size_bytes, u64 value, Order order) {
 }
 
 u64 Memory::rmw(u32 fibre, void* p, u32 size_bytes, Order order, u64 value, bool is_add) {
-  order = effective(p, order);
+  if (is_broken(fibre, p, Broken::How::kRelaxed)) order = Order::kRelaxed;
   const Access access = tick(fibre);
   Location& place = atomic_location(fibre, p, size_bytes, true);
   const u64 word = offset(p) / 4;
@@ -256,7 +261,7 @@ u64 Memory::rmw(u32 fibre, void* p, u32 size_bytes, Order order, u64 value, bool
   if (acquires(order) && newest.release) view.clock.join(*newest.release);
   Message message;
   message.value = is_add ? old + value : value;
-  if (size_bytes == 4) message.value &= 0xFFFFFFFFu;
+  if (size_bytes == 4 || is_broken(fibre, p, Broken::How::kTruncated)) message.value &= 0xFFFFFFFFu;
   message.writer = access;
   message.release = newest.release;
   if (releases(order)) {
@@ -285,19 +290,15 @@ void Memory::fence_seq_cst(u32 fibre) {
   join_words(fences_.seen, views_[fibre].clock.seen);
 }
 
-u64 Memory::data_load(u32 fibre, const void* p, u32 size_bytes) {
-  return load(fibre, p, size_bytes, Order::kRelaxed);
-}
-
-void Memory::data_store(u32 fibre, void* p, u32 size_bytes, u64 value, bool readers) {
+void Memory::expect_overwritable(u32 fibre, const void* p, u32 size_bytes, bool writer,
+                                 bool readers) {
   const u64 word = offset(p) / 4;
   const Location& place = atomic_location(fibre, p, size_bytes, true);
   const Message& newest = place.history.back();
-  expect_before(newest.writer, fibre, word, "a data store overtakes an earlier store");
+  if (writer) expect_before(newest.writer, fibre, word, "a store overtakes an earlier store");
   if (readers) {
-    expect_readers(newest.readers, fibre, word, "a data store overtakes an earlier read");
+    expect_readers(newest.readers, fibre, word, "a store overtakes an earlier read");
   }
-  store(fibre, p, size_bytes, value, Order::kRelaxed);
 }
 
 void Memory::plain_read(u32 fibre, const void* p, u64 bytes) {

@@ -67,12 +67,14 @@ struct Location {
   std::vector<Reader> plain_reads;  // since the last plain write
 };
 
-// One operation weakened on purpose, by the address it works on: a planted bug.
-struct Weakened {
+// An operation broken on purpose, by the addresses it works on: how a planted bug enters without a
+// word in the headers under test.
+struct Broken {
+  enum class How : u32 { kRelaxed, kTruncated, kBlind };  // no order; 32 bits; loads always give 0
   const void* begin;
   const void* end;
-  Order from;
-  Order to;
+  How how;
+  u32 fibre = kNobody;  // only this one; kNobody: all
 };
 
 class Memory {
@@ -91,11 +93,10 @@ class Memory {
   u64 exchange(u32 fibre, void* p, u32 size_bytes, u64 value, Order order);
   void fence_seq_cst(u32 fibre);
 
-  // A task's data: as weak as plain accesses, and a missing order shows as an old value. A store
-  // must come after every access to what it overwrites; `readers` false spares the reads (polled
-  // words).
-  u64 data_load(u32 fibre, const void* p, u32 size_bytes);
-  void data_store(u32 fibre, void* p, u32 size_bytes, u64 value, bool readers = true);
+  // A store is about to overwrite the newest value at `p`: it must come after the store of that
+  // value
+  // (`writer`) and after all reads that returned it (`readers`).
+  void expect_overwritable(u32 fibre, const void* p, u32 size_bytes, bool writer, bool readers);
 
   // A plain access of compiled code is about to happen.
   void plain_read(u32 fibre, const void* p, u64 bytes);
@@ -105,8 +106,9 @@ class Memory {
   void drain_some();
   void drain_all(u32 fibre);
 
-  void weaken(const Weakened& rule) { weakened_.push_back(rule); }
-  u64 weakened_count() const { return weakened_count_; }
+  void plant(const Broken& rule) { broken_.push_back(rule); }
+  // How often a planted rule changed an operation: a bug that never bites was not planted.
+  u64 bite_count() const { return bite_count_; }
   u64 write_count() const { return write_count_; }
   // The first race or misuse found, else empty.
   const std::string& complaint() const { return complaint_; }
@@ -124,7 +126,7 @@ class Memory {
   };
 
   u64 rmw(u32 fibre, void* p, u32 size_bytes, Order order, u64 value, bool is_add);
-  Order effective(const void* p, Order order);
+  bool is_broken(u32 fibre, const void* p, Broken::How how);
   Access tick(u32 fibre);
   Location& touch(u64 word);
   Location& atomic_location(u32 fibre, const void* p, u32 size_bytes, bool writes);
@@ -146,8 +148,8 @@ class Memory {
   Clock fences_;
   std::vector<u32> index_;  // by word: into locations_, plus 1
   std::deque<Location> locations_;
-  std::vector<Weakened> weakened_;
-  u64 weakened_count_ = 0;
+  std::vector<Broken> broken_;
+  u64 bite_count_ = 0;
   u64 buffered_count_ = 0;
   u64 write_count_ = 0;
   std::string complaint_;

@@ -1,0 +1,114 @@
+// Model: a small random Program, as a planner could have made it, in simulated memory.
+//
+// Owns: the shape of the graph (tasks, counters, segments, lists) and every array a Program points
+//   to. Only the seed and the case decide; the planner's own code is not involved.
+// Does not know: fibres and requests (world.cpp) and what happens when it runs.
+//
+// Tasks come in operators of several tiles. A tile waits for the counters of up to three earlier
+// operators; what nobody waits for is joined by `noop` tasks in front of the last task, `advance`.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "memory.hpp"
+#include "task_record.hpp"
+
+namespace gpurt::sim {
+
+enum class Body : u16 { kNoop, kData, kSample, kRearm };
+
+// Given to a counter by one producer's body each step, beside its signal: so targets, which only a
+// run of weeks would bring past 32 bits, pass them in the third step.
+constexpr u32 kBulkSignals = 0x70000000u;
+
+// What the checks know of a task beside its record.
+struct TaskFacts {
+  Body body = Body::kNoop;
+  std::vector<u32> producers;  // tasks whose data it reads, ordered by counters
+  std::vector<u32> polled;     // tasks whose data it reads by polling: payload edges
+  std::vector<u32> counters;   // counters it signals
+  std::vector<u32> bulk;       // of these, the ones it also gives kBulkSignals to
+  u32 payload = kNobody;       // index of its payload word, or kNobody
+};
+
+// One named kind of random world: what is drawn, and between which bounds.
+struct Case {
+  const char* name;
+  const char* policies;      // one letter a policy that segments may have: s, c, r
+  std::vector<u32> workers;  // one of these
+  u32 operators_max = 7;
+  u32 tiles_max = 5;
+  u32 segments_max = 4;
+  u32 requests_max = 4;
+  u32 steps_max = 4;          // of a plain request; tokens of a generated one
+  bool may_wrap = true;       // first_step just below 2^32 in one of four worlds
+  bool payload = false;       // payload edges between static operators, with re-arming
+  u32 cancel_percent = 0;     // a request is cancelled at some moment
+  u32 abort_percent = 0;      // the host aborts at some moment
+  u32 fault_percent = 0;      // a counter lacks a signal for ever, or a body gives a fault
+  bool bulk_signals = false;  // counters pass 2^32 within a few steps
+  bool past_drain = false;    // planted: a list holds a task of a later segment
+  u32 linger_ns = 0;          // the kernel ends when idle and is launched again
+  u32 residency_ns = 0;
+};
+
+class Model {
+ public:
+  Model(const Case& kind, Random& random, Memory& memory);
+
+  Program* program = nullptr;
+  std::vector<TaskFacts> tasks;
+  u64* data = nullptr;     // one word a task
+  u32* payload = nullptr;  // two sets of payload words, one each per producer
+  u32 payload_count = 0;
+  u32 rearm_counter = kNobody;
+  u32 lost_counter = kNobody;  // its target is never reached
+  u32 fault_task = kNobody;  // its body gives a fault in the step of round `fault_round`
+  u64 fault_round = 0;
+  u32 moved_task = kNobody;  // planted in a list before a drain that it needs
+  std::string shape;         // one line for a person
+
+  TaskRecord& record(u32 task) const;
+  u64* counter(u32 index) const;
+  bool is_data_counter(u32 index) const;
+
+ private:
+  struct Counter {
+    std::vector<u32> producers;
+    bool waited = false;
+  };
+  struct Operator {
+    std::vector<u32> tiles;
+    std::vector<u32> counters;  // one for all tiles, or one a tile
+  };
+
+  void draw_sizes();
+  void draw_operator();
+  void draw_payload_edges();
+  u32 new_task(Body body);
+  u32 new_counter();
+  void wait_on(u32 task, u32 counter);
+  void signal_from(u32 task, u32 counter);
+  std::vector<u32> unwaited() const;
+  void join_sinks();
+  void draw_bulk_signals();
+  void draw_fault();
+  void move_past_drain(std::vector<std::vector<u32>>& lists);
+  void draw_segments();
+  void draw_lists();
+  void lay_out_queues();
+  void lay_out_state();
+  void fill_records();
+  template <class T>
+  T* array(u64 count, u64 alignment = 64);
+
+  const Case& kind_;
+  Random& random_;
+  Memory& memory_;
+  std::vector<TaskRecord> records_;
+  std::vector<Counter> counters_;
+  std::vector<Operator> operators_;
+  std::vector<Segment> segments_;
+};
+
+}  // namespace gpurt::sim

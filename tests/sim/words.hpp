@@ -1,0 +1,22 @@
+// What simulated tasks compute: words that differ for every launch, task and step.
+#pragma once
+#include "random.hpp"
+
+namespace gpurt::sim {
+
+constexpr u64 kNoMoreLaunches = ~u64{0};
+
+inline u64 mix(u64 chain, u64 value) {
+  return Random(chain * 31 + value).next();
+}
+
+inline u64 data_word(u64 launch, u32 task, u64 step) {
+  return mix(mix(launch, task), step);
+}
+
+// Never the sentinel: its top bit is clear.
+inline u32 payload_word(u64 launch, u32 task, u64 step) {
+  return static_cast<u32>(data_word(launch, task, step)) & 0x7FFFFFFFu;
+}
+
+}  // namespace gpurt::sim

@@ -1,0 +1,239 @@
+#include "world.hpp"
+
+#include <algorithm>
+
+#include "payload.hpp"
+#include "words.hpp"
+
+namespace gpurt::sim {
+namespace {
+
+constexpr u64 kArenaBytes = u64{4} << 20;
+
+// Host threads spin, yield and sleep; fibres only let others run.
+struct Platform {
+  World& world;
+  u32 worker;
+
+  static u64 ticks() { return gpurt::clock_ns(); }
+  u32 run_body(const TaskRecord& record, u64 step) { return world.run_body(worker, record, step); }
+  static const u32* fault_detail() {
+    static constexpr u32 kDetail[4] = {7, 0, 0, 0};
+    return kDetail;
+  }
+  static u32 nap_polls() { return ~u32{0}; }
+  static void edge_pause(u32) { gpurt::pause(); }
+  static void step_pause(u64, u32, bool) { gpurt::pause(); }
+  static void step_opened() {}
+};
+
+template <class T>
+Broken broken(const T* begin, u64 count, Broken::How how) {
+  return Broken{begin, begin + count, how};
+}
+
+}  // namespace
+
+World::World(const Case& kind, u64 seed, Planted planted)
+    : kind_(kind), seed_(seed), planted_(planted), random_(seed ^ 0x5DEECE66DULL) {}
+
+Outcome World::run() {
+  const u32 most = *std::max_element(kind_.workers.begin(), kind_.workers.end());
+  MachineOptions options;
+  options.seed = seed_;
+  options.fibres = most + 1;
+  options.arena_bytes = kArenaBytes;
+  options.step_limit = 300000 + u64{most} * 30000;
+  machine_.emplace(options);
+  model_.emplace(kind_, random_, machine_->memory());
+  launches_ = static_cast<Launches*>(machine_->memory().allocate(sizeof(Launches), 64));
+  run_counts_.assign(model_->tasks.size(), 0);
+  sequences_.assign(model_->program->slot_count, Sequence{});
+  write_scripts();
+  plant();
+  machine_->describe_with([this] { return describe(); });
+  for (u32 i = 0; i < model_->program->worker_count; ++i) {
+    machine_->spawn([this, i] { worker(i); });
+  }
+  machine_->spawn([this] { host(); });
+  machine_->run();
+  Outcome outcome;
+  outcome.failure = machine_->failure();
+  outcome.shape = model_->shape;
+  outcome.points = machine_->steps();
+  outcome.bites = machine_->memory().bite_count();
+  if (planted_ == Planted::kClaimPastDrain && model_->moved_task != kNobody) outcome.bites = 1;
+  const std::size_t shown = std::min<std::size_t>(log_.size(), 20);
+  for (auto run = log_.end() - static_cast<std::ptrdiff_t>(shown); run != log_.end(); ++run) {
+    outcome.last_tasks.push_back("worker " + std::to_string(run->worker) + " ran task " +
+                                 std::to_string(run->task) + " of step " +
+                                 std::to_string(run->step));
+  }
+  return outcome;
+}
+
+void World::plant() {
+  const Program& p = *model_->program;
+  Memory& memory = machine_->memory();
+  const DeviceControl* control = device_control(p);
+  switch (planted_) {
+    case Planted::kNothing:
+    case Planted::kClaimPastDrain:
+      break;
+    case Planted::kSignalBeforeData:
+      for (u32 i = 0; i < p.counter_count; ++i) {
+        if (!model_->is_data_counter(i)) continue;
+        memory.plant(broken(model_->counter(i), 1, Broken::How::kRelaxed));
+      }
+      break;
+    case Planted::kRearmWithoutRelease:
+      memory.plant(broken(model_->counter(model_->rearm_counter), 1, Broken::How::kRelaxed));
+      break;
+    case Planted::kCounterWraps:
+      memory.plant(broken(at<u8>(p.counters), u64{p.counter_count} * kCounterStride,
+                          Broken::How::kTruncated));
+      break;
+    case Planted::kLostAbortExit: {
+      Broken blind = broken(&control->abort, 1, Broken::How::kBlind);
+      blind.fibre = random_.below(p.worker_count);
+      memory.plant(blind);
+      break;
+    }
+    case Planted::kStepWithoutRelease:
+      memory.plant(broken(&control->steps_open, 1, Broken::How::kRelaxed));
+      break;
+  }
+}
+
+void World::fail(const std::string& what) {
+  machine_->fail(what);
+}
+
+std::string World::describe() const {
+  const Program& p = *model_->program;
+  const DeviceControl& control = *device_control(p);
+  std::string text = "steps_open " + std::to_string(control.steps_open - p.first_step) + ", idle " +
+                     std::to_string(control.idle) + ", abort " + std::to_string(control.abort) +
+                     ", exit " + std::to_string(control.exit) + ", published " +
+                     std::to_string(published_) + ", consumed " + std::to_string(consumed_) +
+                     ", tasks behind:";
+  const u64 round = control.steps_open - p.first_step;
+  for (u32 task = 0; task < run_counts_.size(); ++task) {
+    if (run_counts_[task] < round) text += " " + std::to_string(task);
+  }
+  return text;
+}
+
+// ---- workers ---------------------------------------------------------------------------------
+
+void World::worker(u32 index) {
+  Platform platform{*this, index};
+  for (u64 launch = 1;; ++launch) {
+    u64 started = 0;
+    while ((started = load_acquire(&launches_->started)) < launch) gpurt::pause();
+    if (started == kNoMoreLaunches) return;
+    Worker<Platform>(*model_->program, index, platform).run();
+    add_acq_rel(&launches_->ended, 1);
+  }
+}
+
+u32 World::run_body(u32 worker, const TaskRecord& record, u64 step) {
+  const Program& p = *model_->program;
+  const u32 task = record.task_index;
+  const TaskFacts& facts = model_->tasks[task];
+  const u64 round = step_round(p, step);
+  log_.push_back(TaskRun{worker, task, step});
+  if (log_.size() > 4096) log_.erase(log_.begin(), log_.begin() + 2048);
+  if (run_counts_[task] + 1 != round) {
+    fail("task " + std::to_string(task) + " runs in round " + std::to_string(round) + " after " +
+         std::to_string(run_counts_[task]) + " runs");
+  }
+  run_counts_[task] = round;
+  if (step_state(p)->step != step) fail("a task sees another step's StepState");
+  if (task == model_->fault_task && round == model_->fault_round) return kFaultNonFinite;
+  switch (facts.body) {
+    case Body::kNoop:
+      break;
+    case Body::kData:
+      return data_body(record, step, facts);
+    case Body::kSample:
+      sample_body();
+      break;
+    case Body::kRearm:
+      rearm_body(step);
+      break;
+  }
+  return kFaultNone;
+}
+
+u32 World::data_body(const TaskRecord& record, u64 step, const TaskFacts& facts) {
+  const Program& p = *model_->program;
+  const u32 task = record.task_index;
+  u32* set = model_->payload + (step & 1) * model_->payload_count;
+  for (const u32 producer : facts.polled) {
+    const u32 seen = poll(set + model_->tasks[producer].payload);
+    if (seen == kPayloadSentinel) return kFaultPayloadTimeout;  // aborted meanwhile
+    if (seen != payload_word(launch_count_, producer, step)) {
+      fail("task " + std::to_string(task) + " polled wrong data of task " +
+           std::to_string(producer));
+    }
+  }
+  for (const u32 producer : facts.producers) {
+    if (run_counts_[producer] != step_round(p, step)) {
+      fail("task " + std::to_string(task) + " runs before its producer " +
+           std::to_string(producer));
+    }
+    if (data_load(model_->data + producer) != data_word(launch_count_, producer, step)) {
+      fail("task " + std::to_string(task) + " read stale data of task " + std::to_string(producer));
+    }
+  }
+  data_store(model_->data + task, data_word(launch_count_, task, step));
+  if (facts.payload != kNobody) {
+    payload_store(set + facts.payload, payload_word(launch_count_, task, step));
+  }
+  for (const u32 counter : facts.bulk) add_release(model_->counter(counter), kBulkSignals);
+  return kFaultNone;
+}
+
+// Until the word is data, or the sentinel if the run was aborted meanwhile.
+u32 World::poll(const u32* word) {
+  for (u32 polls = 1;; ++polls) {
+    const u32 seen = load_relaxed(word);
+    if (seen != kPayloadSentinel) return seen;
+    if (polls % 64 == 0 && load_relaxed(&device_control(*model_->program)->abort) != 0) {
+      return kPayloadSentinel;
+    }
+    gpurt::pause();
+  }
+}
+
+// Fills the set that the next step writes; everybody read it a step ago.
+void World::rearm_body(u64 step) {
+  u32* set = model_->payload + ((step + 1) & 1) * model_->payload_count;
+  for (u32 i = 0; i < model_->payload_count; ++i) payload_rearm(set + i, kPayloadSentinel);
+}
+
+// Plays the model: the token after a row depends on all tokens of its sequence so far.
+void World::sample_body() {
+  const Program& p = *model_->program;
+  const StepState& state = *step_state(p);
+  if (state.rows == 0 || state.rows > p.rows_capacity) fail("a step with a wrong number of rows");
+  u32 samples = 0;
+  for (u32 r = 0; r < state.rows; ++r) {
+    const RowState& row = step_rows(p)[r];
+    if (row.slot >= p.slot_count) fail("a row of no slot");
+    Sequence& sequence = sequences_[row.slot];
+    if (row.position == 0) sequence = Sequence{};
+    if (row.position != sequence.fed) fail("a row is fed out of order");
+    sequence.fed += 1;
+    sequence.chain = mix(sequence.chain, row.token);
+    if ((row.flags & kRowSample) == 0) continue;
+    if (samples >= state.sample_count || step_sample_rows(p)[samples] != r) {
+      fail("a sampled row is not listed");
+    }
+    step_sampled(p)[samples++] = static_cast<u32>(sequence.chain % p.vocab_size);
+  }
+  if (samples != state.sample_count) fail("more sample rows are listed than rows ask for");
+}
+
+}  // namespace gpurt::sim

@@ -88,7 +88,7 @@ GPURT_OP void store_codes(i16* p, Vf v) {
 GPURT_OP Vf exp_of(Vf x) {
   const Vf low = splat(-87.33F);
   // The second operand comes back when either is NaN, so NaN passes both clamps.
-  const Vf clamped = _mm256_max_ps(low, _mm256_min_ps(splat(88.0F), x));
+  const Vf clamped = _mm256_max_ps(low, _mm256_min_ps(splat(88.7F), x));
   const Vf n = _mm256_round_ps(mul(clamped, splat(1.44269504F)),
                                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const Vf high = _mm256_fnmadd_ps(n, splat(0.693359375F), clamped);
@@ -104,7 +104,9 @@ GPURT_OP Vf exp_of(Vf x) {
   const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
   const Vf y = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
   const Vf kept = _mm256_andnot_ps(_mm256_cmp_ps(x, low, _CMP_LT_OQ), y);
-  return _mm256_blendv_ps(kept, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  // NaN and what is above the bound: x * infinity is either one.
+  const Vf above = _mm256_cmp_ps(x, splat(88.7F), _CMP_NLE_UQ);
+  return _mm256_blendv_ps(kept, mul(x, splat(__builtin_inff())), above);
 }
 
 struct Qblock {

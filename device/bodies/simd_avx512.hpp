@@ -111,7 +111,7 @@ GPURT_OP void store_codes(i16* p, Vf v) {
 GPURT_OP Vf exp_of(Vf x) {
   const Vf low = splat(-87.33F);
   // The second operand comes back when either is NaN, so NaN passes both clamps.
-  const Vf clamped = _mm512_max_ps(low, _mm512_min_ps(splat(88.0F), x));
+  const Vf clamped = _mm512_max_ps(low, _mm512_min_ps(splat(89.0F), x));
   const Vf n = _mm512_roundscale_ps(mul(clamped, splat(1.44269504F)), 0);
   const Vf high = _mm512_fnmadd_ps(n, splat(0.693359375F), clamped);
   const Vf r = _mm512_fnmadd_ps(n, splat(-2.12194440e-4F), high);

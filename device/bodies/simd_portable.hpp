@@ -74,10 +74,11 @@ inline void store_codes(i16* p, Vf v) {
   }
 }
 
-/// e^x within 2 ulp for x <= 88; 0 below -87.3 (no subnormal results); NaN stays NaN.
+/// e^x within 2 ulp; 0 below -87.3 (no subnormal results), infinity above 88.7; NaN stays NaN.
 inline Vf exp_of(Vf x) {
   const Vf low = splat(-87.33F);
-  const Vf clamped = max(low, x > splat(88.0F) ? splat(88.0F) : x);
+  const Vf high = splat(88.7F);
+  const Vf clamped = max(low, x > high ? high : x);
   const Vf shifted = clamped * splat(1.44269504F) + splat(12582912.0F);  // 1.5 * 2^23: rounds
   const Vf n = shifted - splat(12582912.0F);
   const Vf r = clamped - n * splat(0.693359375F) - n * splat(-2.12194440e-4F);  // ln 2 in two parts
@@ -88,7 +89,8 @@ inline Vf exp_of(Vf x) {
   const Vi bits = std::bit_cast<Vi>(shifted) << 23;  // the exponent; the constant's bits fall out
   const Vf y = std::bit_cast<Vf>(std::bit_cast<Vi>(p) + bits);
   const Vf kept = x < low ? splat(0.0F) : y;
-  return x == x ? kept : x;
+  const Vf bounded = x > high ? splat(__builtin_inff()) : kept;
+  return x == x ? bounded : x;
 }
 
 struct Qblock {

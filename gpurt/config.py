@@ -11,14 +11,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from gpurt.body import Target
 from gpurt.errors import ConfigError, DeviceError
 
 PolicyName = Literal["static", "claim", "ready"]
-PolicyChoice = str | Mapping[str, str]
-EdgeChoice = str
+EdgeChoice = Literal["counter", "payload", "auto"]
+PolicyChoice = PolicyName | Mapping[str, PolicyName]
 
 POLICIES = ("static", "claim", "ready")
 EDGES = ("counter", "payload", "auto")
@@ -112,8 +112,8 @@ def resolve(
     device: str = "auto",
     *,
     workers: int | None = None,
-    policy: PolicyChoice = "static",
-    edges: EdgeChoice = "auto",
+    policy: str | Mapping[str, str] = "static",
+    edges: str = "auto",
     team_warps: int = 16,
     linger_ms: float = 200,
     residency_ms: float = 1000,
@@ -124,9 +124,7 @@ def resolve(
     prefill_rows: int | None = None,
 ) -> RuntimeConfig:
     """Check every option and derive the rest. Raises: ConfigError, DeviceError."""
-    check_policy(policy)
-    if edges not in EDGES:
-        raise ConfigError(f"edges is {edges!r} - at Runtime - use one of {', '.join(EDGES)}")
+    chosen = check_policy(policy)
     if team_warps not in (1, 16):
         raise ConfigError(f"team_warps is {team_warps!r} - at Runtime - use 16 or 1")
     _number("linger_ms", linger_ms, above_zero=True, hint="use resident=True to keep the kernel")
@@ -142,8 +140,8 @@ def resolve(
         device=name,
         device_name=device_name,
         target=target,
-        policy=policy,
-        edges=edges,
+        policy=chosen,
+        edges=check_edges(edges),
         linger_ms=float(linger_ms),
         residency_ms=float(residency_ms),
         wait_timeout_ms=float(wait_timeout_ms),
@@ -155,13 +153,21 @@ def resolve(
     )
 
 
-def check_policy(policy: PolicyChoice) -> None:
-    """Raises: ConfigError unless `policy` is one policy, or maps operators to policies."""
+def check_policy(policy: str | Mapping[str, str]) -> PolicyChoice:
+    """One policy, or operators and their policies. Raises: ConfigError for an unknown one."""
     choices = [policy] if isinstance(policy, str) else list(policy.values())
     for choice in choices:
         if choice not in POLICIES:
             known = ", ".join(POLICIES)
             raise ConfigError(f"policy is {choice!r} - at Runtime - use one of {known}")
+    return cast("PolicyChoice", policy)
+
+
+def check_edges(edges: str) -> EdgeChoice:
+    """Raises: ConfigError for an unknown kind of edge."""
+    if edges not in EDGES:
+        raise ConfigError(f"edges is {edges!r} - at Runtime - use one of {', '.join(EDGES)}")
+    return cast("EdgeChoice", edges)
 
 
 def plan_target(device: str, workers: int | None, team_warps: int = 16) -> Target:

@@ -21,14 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.arrays import from_storage, to_storage
-from gpurt.config import (
-    EdgeChoice,
-    Environment,
-    PolicyChoice,
-    RuntimeConfig,
-    read_environment,
-    resolve,
-)
+from gpurt.config import Environment, RuntimeConfig, read_environment, resolve
 from gpurt.errors import ClosedError, GraphError, PlanError, RequestError
 from gpurt.executors.base import Options
 from gpurt.request import Request, Sampling, check_prompt
@@ -65,8 +58,8 @@ class Runtime:
         device: str = "auto",
         *,
         workers: int | None = None,
-        policy: PolicyChoice = "static",
-        edges: EdgeChoice = "auto",
+        policy: str | Mapping[str, str] = "static",
+        edges: str = "auto",
         team_warps: int = 16,
         linger_ms: float = 200,
         residency_ms: float = 1000,

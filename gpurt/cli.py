@@ -1,0 +1,380 @@
+"""The command line: gpurt run, chat, trace, plan, doctor. Entry point: `main`.
+
+What goes wrong on purpose (GpurtError, bad usage) is ONE line on stderr and exit code 2; Ctrl-C is
+exit code 130. Only a bug shows a traceback. Results go to stdout, all else to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import gpurt
+from gpurt.errors import CacheWarning, ConfigError, GpurtError, TraceError
+
+if TYPE_CHECKING:
+    from gpurt.graph import Graph
+    from gpurt.loaders import Model
+    from gpurt.reply import Reply
+    from gpurt.request import Request
+    from gpurt.runtime import Runtime
+
+USAGE_EXIT_CODE = 2
+INTERRUPTED_EXIT_CODE = 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="A whole LLM request as one task graph that lives on the device.",
+)
+
+ModelName = Annotated[
+    str, typer.Option("--model", help="smollm2, a .gguf file, or a Hugging Face folder.")
+]
+Device = Annotated[str, typer.Option(help="auto, host, cuda or cuda:N.")]
+Workers = Annotated[int | None, typer.Option(help="Threads or SMs; default: all.")]
+PolicyText = Annotated[
+    str, typer.Option("--policy", help="static, claim, ready, or OPERATOR=POLICY,...")
+]
+Edges = Annotated[str, typer.Option(help="counter, payload or auto.")]
+Rows = Annotated[int | None, typer.Option(help="Rows of one step; default 16.")]
+Context = Annotated[int | None, typer.Option(help="Positions of one sequence.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default 256.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopK = Annotated[int, typer.Option(help="0 is off.")]
+TopP = Annotated[float, typer.Option(help="1 is off.")]
+Seed = Annotated[int, typer.Option(help="Of the sampler.")]
+Stops = Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")]
+TraceFile = Annotated[Path | None, typer.Option("--trace", help="Write the trace here.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(gpurt.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    model: ModelName,
+    prompt: Annotated[str | None, typer.Option(help="The prompt.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="A UTF-8 file with it.")] = None,
+    prompt_ids: Annotated[str | None, typer.Option(help="Its token ids: 1,2,3.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Frame it as a chat message.")] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go past end tokens.")] = False,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    stop: Stops = None,
+    device: Device = "auto",
+    workers: Workers = None,
+    policy: PolicyText = "static",
+    edges: Edges = "auto",
+    rows: Rows = None,
+    context: Context = None,
+    trace: TraceFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer one prompt; text streams to stdout."""
+    from gpurt.request import Sampling
+    from gpurt.serving import Prompt, encode_prompt, token_budget
+
+    source = Prompt(prompt, prompt_file, prompt_ids).read()
+    _check_writable(trace)
+    settings = {"workers": workers, "policy": parse_policy(policy), "edges": edges}
+    with _Session(model, device, settings) as session:
+        ids = encode_prompt(session.model, source, chat=chat)
+        budget = token_budget(session.model, len(ids), max_tokens)
+        stop_ids = session.model.stop_ids
+        sampling = Sampling(budget, temperature, top_k, top_p, seed, stop_ids, ignore_eos)
+        sampling.check(session.model.config.vocab)
+        session.prepare(rows, context, len(ids) + budget)
+        request = session.runtime.submit(
+            session.graph,
+            ids,
+            max_tokens=budget,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop_ids=stop_ids,
+            ignore_eos=ignore_eos,
+        )
+        reply = _stream(session, request, stop or [], quiet=as_json)
+        if as_json:
+            _print_json(_run_record(session, ids, reply))
+        else:
+            _show_stats(request)
+        if trace is not None:
+            request.trace().save(trace)
+
+
+@app.command()
+def chat(
+    model: ModelName = "smollm2",
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    stop: Stops = None,
+    device: Device = "auto",
+    workers: Workers = None,
+    policy: PolicyText = "static",
+    edges: Edges = "auto",
+    rows: Rows = None,
+    context: Context = None,
+    trace: TraceFile = None,
+) -> None:
+    """Talk; /help lists the commands."""
+    from gpurt.chat import Chat, ChatOptions, input_lines
+    from gpurt.request import Sampling
+    from gpurt.serving import encode_chat
+
+    _check_writable(trace)
+    settings = {"workers": workers, "policy": parse_policy(policy), "edges": edges}
+    with _Session(model, device, settings) as session:
+        encode_chat(session.model, [])
+        stop_ids = session.model.stop_ids
+        sampling = Sampling(max_tokens or 1, temperature, top_k, top_p, seed, stop_ids)
+        sampling.check(session.model.config.vocab)
+        session.prepare(rows, context, 0)
+        options = ChatOptions(max_tokens, temperature, top_k, top_p, seed, stop or [], system)
+        talk = Chat(session.runtime, session.model, session.graph, options, sys.stdout)
+        if sys.stdin.isatty():
+            _note(f"{session.model.name} on {session.runtime.config.device}; /help for commands")
+        talk.run(input_lines("> "))
+        if trace is not None and talk.last is not None:
+            talk.last.trace().save(trace)
+
+
+@app.command(name="trace")
+def trace_command(
+    file: Annotated[Path, typer.Argument(help="What gpurt run --trace wrote.")],
+    perfetto: Annotated[Path | None, typer.Option(help="Write JSON for Perfetto here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a trace: timeline, utilisation, operators, longest waits, critical path."""
+    from gpurt.trace import Trace
+    from gpurt.trace.perfetto import write_perfetto
+    from gpurt.trace.view import show, summary
+
+    trace = Trace.load(file)
+    if perfetto is not None:
+        write_perfetto(trace, perfetto)
+        _note(f"wrote {perfetto}")
+    if as_json:
+        _print_json(summary(trace))
+    elif perfetto is None:
+        from rich.console import Console
+
+        show(trace, Console())
+
+
+@app.command()
+def plan(
+    model: ModelName,
+    device: Annotated[str, typer.Option(help="auto, host, cuda:N; or h100, h200, b200.")] = "auto",
+    workers: Workers = None,
+    policy: PolicyText = "static",
+    edges: Edges = "auto",
+    team_warps: Annotated[int, typer.Option(help="Warps of a GPU worker: 16 or 1.")] = 16,
+    rows: Rows = None,
+    context: Context = None,
+    save: Annotated[Path | None, typer.Option(help="Write the plan file here.")] = None,
+) -> None:
+    """Print a model's plan for a device, present or not."""
+    from gpurt.config import check_edges, check_policy, plan_target
+    from gpurt.loaders import load_model
+    from gpurt.planner import plan as make_plan
+    from gpurt.progress import ProgressBars
+    from gpurt.serving import model_graph
+
+    target = plan_target(device, workers, team_warps)
+    chosen, kind_of_edges = check_policy(parse_policy(policy)), check_edges(edges)
+    with ProgressBars() as bars:
+        graph = model_graph(load_model(model, bars), target.kind, rows=rows, context=context)
+        made = make_plan(graph, target, policy=chosen, edges=kind_of_edges)
+    if save is not None:
+        made.save(save)
+        _note(f"wrote {save}")
+    typer.echo(str(made))
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine can run, and why not. Exit code 1 if nothing."""
+    from gpurt.doctor import examine
+
+    report = examine()
+    if as_json:
+        _print_json(report.as_dict())
+    else:
+        for check in report.checks:
+            mark = {True: "ok", False: "NO", None: "--"}[check.ok]
+            hint = f" - {check.hint}" if check.hint else ""
+            typer.echo(f"{mark}  {check.name:<16} {check.detail}{hint}")
+        usable = [n for n, ok in (("host", report.host_usable), ("cuda", report.cuda_usable)) if ok]
+        typer.echo(f"can run on: {', '.join(usable) or 'nothing'}")
+    if not (report.host_usable or report.cuda_usable):
+        raise typer.Exit(1)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code: 0, 1, 2 (error) or 130 (Ctrl-C)."""
+    from gpurt.config import read_environment
+
+    warnings.showwarning = _show_warning
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character
+    try:
+        read_environment()
+        command: Callable[..., Any] = typer.main.get_command(app).main
+        code = command(args=arguments, prog_name="gpurt", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except GpurtError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT_CODE
+    except BrokenPipeError:
+        # Whoever read our output has left: nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        # typer brings its own copy of click in some versions, so its classes go by their shape.
+        if type(error).__name__ == "Abort":
+            return INTERRUPTED_EXIT_CODE
+        describe = getattr(error, "format_message", None)
+        if describe is None:
+            raise
+        text = describe()
+        return _fail(f"{text} - at the command line - see gpurt --help") if text else 2
+
+
+def parse_policy(text: str) -> str | dict[str, str]:
+    """`static`, or `matvec=claim,attention=ready`. Raises: ConfigError for anything else."""
+    if "=" not in text:
+        return text
+    pairs = [part.partition("=") for part in text.split(",")]
+    if any(not name or not value for name, _, value in pairs):
+        msg = f"policy is {text!r} - at --policy - use OPERATOR=POLICY,OPERATOR=POLICY"
+        raise ConfigError(msg)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+# ---- helpers ---------------------------------------------------------------------------------
+class _Session:
+    """A Runtime and a model, with bars while they come; closed in the end."""
+
+    model: Model
+    graph: Graph
+
+    def __init__(self, model: str, device: str, settings: dict[str, Any]) -> None:
+        from gpurt.loaders import load_model
+        from gpurt.progress import ProgressBars
+        from gpurt.runtime import Runtime
+
+        self.runtime: Runtime = Runtime(device, **settings)
+        self._bars = ProgressBars()
+        try:
+            with self._bars:
+                self.model = load_model(model, self._bars)
+        except BaseException:
+            self.runtime.close()
+            raise
+
+    def prepare(self, rows: int | None, context: int | None, need: int) -> None:
+        from gpurt.serving import model_graph
+
+        kind = self.runtime.config.target.kind
+        self.graph = model_graph(self.model, kind, rows=rows, context=context, need=need)
+        with self._bars:
+            self.runtime.prepare(self.graph, progress=self._bars)
+
+    def __enter__(self) -> _Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.runtime.close()
+
+
+def _stream(session: _Session, request: Request, stops: list[str], *, quiet: bool) -> Reply:
+    from gpurt.reply import Reply
+
+    reply = Reply(request, session.model.tokenizer, stops)
+    for piece in reply:
+        if not quiet:
+            typer.echo(piece, nl=False)
+            sys.stdout.flush()
+    if not quiet:
+        typer.echo()
+    return reply
+
+
+def _run_record(session: _Session, ids: list[int], reply: Reply) -> dict[str, Any]:
+    stats = reply.request.stats
+    return {
+        "text": reply.text if session.model.tokenizer is not None else None,
+        "token_ids": reply.token_ids,
+        "prompt_token_ids": ids,
+        "finish_reason": reply.finish_reason,
+        "prompt_tokens": len(ids),
+        "completion_tokens": len(reply.token_ids),
+        "time_to_first_token_ms": stats.time_to_first_token_ms,
+        "tokens_per_second": stats.tokens_per_second,
+        "device": session.runtime.config.device,
+        "model": session.model.name,
+        "launches": stats.launches,
+    }
+
+
+def _show_stats(request: Request) -> None:
+    from gpurt.chat import stats_line
+
+    _note(stats_line(request.stats))
+
+
+def _check_writable(path: Path | None) -> None:
+    """A run whose trace cannot be written is refused before it starts."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        msg = f"cannot write a trace to {path}"
+        raise TraceError(f"{msg} - at --trace - name a file in a folder that exists")
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    typer.echo(json.dumps(record))
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _fail(text: str) -> int:
+    line = " ".join(text.split())
+    typer.echo(f"gpurt: {line}", err=True)
+    return USAGE_EXIT_CODE
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """One line; of ours only: a library's warnings are not the user's business."""
+    if issubclass(category, CacheWarning):
+        _note("gpurt: " + " ".join(str(message).split()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

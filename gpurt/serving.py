@@ -1,0 +1,142 @@
+"""What `gpurt run`, `chat` and `plan` share: a model by name, its graph for a device, its prompt.
+
+Does not know: options of the command line, how a reply is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpurt.errors import BoundError, ModelError, RequestError
+
+if TYPE_CHECKING:
+    from gpurt.graph import Graph
+    from gpurt.loaders import Model
+
+DEFAULT_CONTEXT = 2048
+CONTEXT_STEP = 256
+DEFAULT_MAX_TOKENS = 256
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Where a prompt comes from: exactly one of the three."""
+
+    text: str | None = None
+    file: Path | None = None
+    ids: str | None = None
+
+    def read(self) -> str | list[int]:
+        """The text, or the ids. Raises: RequestError naming the option."""
+        given = [v for v in (self.text, self.file, self.ids) if v is not None]
+        if len(given) != 1:
+            what = f"{len(given)} prompts"
+            hint = "use one of --prompt, --prompt-file and --prompt-ids"
+            raise RequestError(f"{what} - at the command line - {hint}")
+        if self.ids is not None:
+            return _parse_ids(self.ids)
+        if self.file is not None:
+            return _read_text(self.file)
+        return str(self.text)
+
+
+def model_graph(
+    model: Model, kind: str, *, rows: int | None = None, context: int | None = None, need: int = 0
+) -> Graph:
+    """The graph of a model for "host" or "cuda".
+
+    context None: 2048, or as much as `need` positions ask for, within the model's own bound.
+    Raises: BoundError naming both numbers.
+    """
+    from gpurt.graphs import llama
+
+    bound = model.config.context
+    if context is None:
+        room = -(-need // CONTEXT_STEP) * CONTEXT_STEP
+        context = min(bound, max(DEFAULT_CONTEXT, room))
+    if rows is not None and rows < 1:
+        raise BoundError(f"rows is {rows} - at --rows - use 1 or more")
+    return llama.build(
+        model.config,
+        model.weights,
+        rows=16 if rows is None else rows,
+        context=context,
+        # The tensor cores take bf16; the host reads blocks as they are stored.
+        weight_dtype="bf16" if kind == "cuda" else None,
+    )
+
+
+def encode_prompt(model: Model, prompt: str | Sequence[int], *, chat: bool) -> list[int]:
+    """Token ids of a prompt; with `chat`, of a chat whose only message it is.
+
+    Raises: ModelError without a tokenizer or template, RequestError for an empty prompt.
+    """
+    if not isinstance(prompt, str):
+        ids = list(prompt)
+    else:
+        if not prompt:
+            raise RequestError("the prompt is empty - at --prompt - give at least one character")
+        if model.tokenizer is None:
+            what = f"{model.name} has no tokenizer"
+            raise ModelError(f"{what} - at {model.path} - give token ids with --prompt-ids")
+        if chat:
+            ids = encode_chat(model, [{"role": "user", "content": prompt}])
+        else:
+            ids = model.tokenizer.encode(prompt)
+    if not ids:
+        raise RequestError("the prompt is empty - at the command line - give at least one token")
+    return ids
+
+
+def encode_chat(model: Model, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Token ids of a chat, up to where the reply begins. Raises: ModelError if it cannot chat."""
+    if model.tokenizer is None or model.chat is None:
+        lacks = "tokenizer" if model.tokenizer is None else "chat template that gpurt can follow"
+        what = f"{model.name} has no {lacks}"
+        raise ModelError(f"{what} - at {model.path} - use gpurt run without --chat")
+    return model.chat.encode(model.tokenizer, messages)
+
+
+def token_budget(model: Model, prompt_tokens: int, max_tokens: int | None) -> int:
+    """Tokens to generate: what was asked for, else 256 or what the model's context leaves.
+
+    Raises: BoundError if the prompt does not fit the model.
+    """
+    bound = model.config.context
+    if prompt_tokens > bound:
+        what = f"the prompt has {prompt_tokens} tokens, {model.name} a context of {bound}"
+        raise BoundError(f"{what} - at the prompt - shorten it")
+    room = bound + 1 - prompt_tokens
+    if max_tokens is None:
+        return min(DEFAULT_MAX_TOKENS, room)
+    if max_tokens > room:
+        what = f"{prompt_tokens} prompt tokens and --max-tokens {max_tokens} exceed the context"
+        raise BoundError(f"{what} {bound} - at {model.name} - use --max-tokens {room} or less")
+    return max_tokens
+
+
+# ---- helpers ---------------------------------------------------------------------------------
+def _parse_ids(text: str) -> list[int]:
+    ids = []
+    for position, part in enumerate(text.replace(" ", "").split(",")):
+        if not part.isascii() or not part.isdigit():
+            what = f"token id {part!r}"
+            raise RequestError(f"{what} - at --prompt-ids[{position}] - give numbers like 1,2,3")
+        ids.append(int(part))
+    return ids
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        what = f"cannot read the prompt: {error.strerror}"
+        raise RequestError(f"{what} - at {path} - check the path") from error
+    except UnicodeDecodeError as error:
+        what = f"byte {error.start} is not UTF-8"
+        raise RequestError(f"{what} - at {path} - convert the file to UTF-8") from error

@@ -4,8 +4,8 @@
 // and its G query heads:
 //   1. every group of D/8 lanes takes a (row, key or value) vector: norm, rotate, into the cache
 //   2. team barrier: rows of one sequence see the keys that earlier rows of this step wrote
-//   3. page p of a sequence belongs to virtual warp p % 16, whatever the team's size; each folds
-//      its pages by running softmax into a partial (max, sum, D outputs) a query head
+//   3. chunk c of a sequence's positions belongs to virtual warp c % 16, whatever the team's size;
+//      each folds its chunks by running softmax into a partial (max, sum, D outputs) a query head
 //   4. partials are merged in virtual-warp order
 // So the order of sums hangs on positions alone: not on rows, context, team or worker. Every
 // multiply-add is written out (fmaf, or NVRTC's --fmad=false), so no instance of the template
@@ -30,11 +30,11 @@ struct attention_of {
   // last pass computes its last head twice.
   static constexpr u32 kBatch = CACHE == kF32 ? 2 : 4;
   static constexpr u32 kHeads = GROUP == 1 ? 1 : 2;
+  static constexpr u32 kChunk = kBatch * kPositions;  // a page is a multiple of it
   static constexpr u32 kPasses = (GROUP + kHeads - 1) / kHeads;
   static constexpr u32 kPartialFloats = kHeads * (D + 2);  // max, sum, then D outputs a head
 
   struct Shape {
-    const TaskRecord& task;
     u32 heads, kv_heads, kv_head, page, pages_per_slot;
     f32 scale_log2e, eps;
     const f32* rope;
@@ -44,7 +44,7 @@ struct attention_of {
     const f32* q;
     const f32* kv;
     f32* out;
-    bool q_payload, kv_payload, out_payload;
+    bool q_payload, kv_payload;
   };
 
   // Running softmax of kHeads heads over one lane's 8 dimensions.
@@ -66,7 +66,7 @@ struct attention_of {
   }
 
   __device__ static Shape shape_of(const TaskRecord& task, const BodyContext& context) {
-    Shape s{task};
+    Shape s;
     s.heads = task.param[0];
     s.kv_heads = task.param[1];
     s.kv_head = task.tile[0];
@@ -84,7 +84,6 @@ struct attention_of {
     s.out = context.address<f32>(task, 7);
     s.q_payload = (task.payload_mask & 1) != 0;
     s.kv_payload = (task.payload_mask & 2) != 0;
-    s.out_payload = (task.payload_mask & 128) != 0;
     return s;
   }
 
@@ -101,7 +100,7 @@ struct attention_of {
       const u64 width = u64(s.kv_heads) * D;
       const f32* source = s.kv + row * 2 * width + (is_key ? 0 : width) + s.kv_head * D + sub * 8;
       f32 x[8];
-      load8(source, s.kv_payload, s.task, context, x);
+      load8(source, s.kv_payload, context, x);
       f32 key[8];
       for (u32 i = 0; i < 8; ++i) key[i] = x[i];
       prepare(s, key, sub, state.position, 1);
@@ -141,10 +140,10 @@ struct attention_of {
     }
   }
 
-  // Steps 3: the pages of one virtual warp for kHeads heads of a row, by one warp.
+  // Step 3: the chunks of one virtual warp for kHeads heads of a row, by one warp.
   // Returns with the same values in every group of kLanes lanes.
-  __device__ static void fold_pages(const Shape& s, const BodyContext& context, u32 row,
-                                    u32 virtual_warp, u32 head, Partial& part) {
+  __device__ static void fold_chunks(const Shape& s, const BodyContext& context, u32 row,
+                                     u32 virtual_warp, u32 head, Partial& part) {
     const u32 lane = context.thread % 32, sub = lane % kLanes;
     const RowState& state = context.rows[row];
     const u32 count = state.position + 1;
@@ -152,7 +151,7 @@ struct attention_of {
 #pragma unroll
     for (u32 h = 0; h < kHeads; ++h) {
       const u64 column = u64(s.kv_head * GROUP + min(head + h, GROUP - 1)) * D + sub * 8;
-      load8(s.q + u64(row) * s.heads * D + column, s.q_payload, s.task, context, q[h]);
+      load8(s.q + u64(row) * s.heads * D + column, s.q_payload, context, q[h]);
       prepare(s, q[h], sub, state.position, 0);
       part.max[h] = -3.0e38f;  // finite: a difference of two of them is 0, not NaN
       part.sum[h] = 0;
@@ -162,33 +161,32 @@ struct attention_of {
         part.out[h][i] = 0;
       }
     }
-    const u32 pages = (count + s.page - 1) / s.page;
+    const u32 chunks = (count + kChunk - 1) / kChunk;
 #pragma unroll 1
-    for (u32 p = virtual_warp; p < pages; p += kVirtualWarps) {
-      const u32 page = s.page_table[state.slot * s.pages_per_slot + p];
-      const u32 valid = min(s.page, count - p * s.page);
-#pragma unroll 1
-      for (u32 begin = 0; begin < valid; begin += kPositions * kBatch) {
-        fold_batch(s, page, begin + lane / kLanes, valid, sub, q, part);
-      }
+    for (u32 c = virtual_warp; c < chunks; c += kVirtualWarps) {
+      const u32 begin = c * kChunk;
+      const u32 page = s.page_table[state.slot * s.pages_per_slot + begin / s.page];
+      const u32 valid = min(kChunk, count - begin);
+      fold_chunk(s, page, begin % s.page, lane / kLanes, valid, sub, q, part);
     }
     join_groups(part);
   }
 
-  // kBatch positions of this lane's group; positions from `valid` on weigh nothing, and are not
-  // read: what lies there may be NaN.
-  __device__ static void fold_batch(const Shape& s, u32 page, u32 first, u32 valid, u32 sub,
-                                    const f32 (&q)[kHeads][8], Partial& part) {
+  // One chunk: kBatch positions of this lane's group, from `first` on. Positions from `valid` on
+  // weigh nothing, and are not read: what lies there may be NaN.
+  __device__ static void fold_chunk(const Shape& s, u32 page, u32 offset, u32 first, u32 valid,
+                                    u32 sub, const f32 (&q)[kHeads][8], Partial& part) {
     typename Elements<CACHE>::Eight keys[kBatch], values[kBatch];
+    const u64 start = element(s, page, offset + first, sub);
 #pragma unroll
     for (u32 b = 0; b < kBatch; ++b) {
-      const u32 offset = first + b * kPositions;
-      keys[b] = Elements<CACHE>::read8(s.k_cache, element(s, page, offset, sub), offset < valid);
+      const u32 step = b * kPositions;
+      keys[b] = Elements<CACHE>::read8(s.k_cache, start + step * D, first + step < valid);
     }
 #pragma unroll
     for (u32 b = 0; b < kBatch; ++b) {
-      const u32 offset = first + b * kPositions;
-      values[b] = Elements<CACHE>::read8(s.v_cache, element(s, page, offset, sub), offset < valid);
+      const u32 step = b * kPositions;
+      values[b] = Elements<CACHE>::read8(s.v_cache, start + step * D, first + step < valid);
     }
     f32 score[kBatch][kHeads];
 #pragma unroll
@@ -265,22 +263,22 @@ struct attention_of {
     __device__ f32 of(f32 a, f32 b) const { return fmaf(a, before, b * next); }
   };
 
-  __device__ static u32 virtual_warps(const Shape& s, u32 position) {
-    return min(kVirtualWarps, position / s.page + 1);
+  __device__ static u32 virtual_warps(u32 position) {
+    return min(kVirtualWarps, position / kChunk + 1);
   }
 
   // A team of one warp merges in registers, in the same order and arithmetic as whole_team.
   __device__ static void one_warp(const Shape& s, const BodyContext& context) {
     const u32 rows = context.step->rows;
     for (u32 row = 0; row < rows; ++row) {
-      const u32 warps = virtual_warps(s, context.rows[row].position);
+      const u32 warps = virtual_warps(context.rows[row].position);
       for (u32 head = 0; head < GROUP; head += kHeads) {
         Partial sum;
-        fold_pages(s, context, row, 0, head, sum);
+        fold_chunks(s, context, row, 0, head, sum);
 #pragma unroll 1
         for (u32 w = 1; w < warps; ++w) {
           Partial next;
-          fold_pages(s, context, row, w, head, next);
+          fold_chunks(s, context, row, w, head, next);
           for (u32 h = 0; h < kHeads; ++h) {
             const Merge merge(sum.max[h], next.max[h]);
             sum.max[h] = merge.max;
@@ -292,7 +290,7 @@ struct attention_of {
         for (u32 h = 0; h < kHeads; ++h) {
           for (u32 i = 0; i < 8; ++i) sum.out[h][i] = sum.out[h][i] / sum.sum[h];
           if (lane < kLanes && head + h < GROUP) {
-            store8(out_of(s, row, head + h) + lane * 8, s.out_payload, sum.out[h]);
+            store8(out_of(s, row, head + h) + lane * 8, sum.out[h]);
           }
         }
       }
@@ -304,7 +302,7 @@ struct attention_of {
     const u32 rows = context.step->rows, warp = context.thread / 32;
     u32 most = 1;
     for (u32 row = 0; row < rows; ++row) {
-      most = max(most, virtual_warps(s, context.rows[row].position));
+      most = max(most, virtual_warps(context.rows[row].position));
     }
     static_assert(BodyContext::scratch_bytes >= kVirtualWarps * kPartialFloats * 4);
     f32* partials = reinterpret_cast<f32*>(context.scratch);
@@ -314,9 +312,9 @@ struct attention_of {
       const u32 here = min(room, pairs - first);
       for (u32 item = warp; item < here * most; item += context.team_threads / 32) {
         const u32 pair = first + item / most, row = pair / kPasses, virtual_warp = item % most;
-        if (virtual_warp < virtual_warps(s, context.rows[row].position)) {
+        if (virtual_warp < virtual_warps(context.rows[row].position)) {
           Partial part;
-          fold_pages(s, context, row, virtual_warp, pair % kPasses * kHeads, part);
+          fold_chunks(s, context, row, virtual_warp, pair % kPasses * kHeads, part);
           park(partials + item * kPartialFloats, part, context.thread % 32);
         }
       }
@@ -326,8 +324,8 @@ struct attention_of {
         const u32 row = (first + pair) / kPasses, head = (first + pair) % kPasses * kHeads + h;
         if (head >= GROUP) continue;
         const f32* source = partials + pair * most * kPartialFloats + h * (D + 2);
-        merge_partials(source, virtual_warps(s, context.rows[row].position), sub,
-                       out_of(s, row, head), s.out_payload);
+        merge_partials(source, virtual_warps(context.rows[row].position), sub,
+                       out_of(s, row, head));
       }
       context.sync();
     }
@@ -352,8 +350,7 @@ struct attention_of {
   }
 
   // One thread: 8 dimensions of one head, all virtual warps in order.
-  __device__ static void merge_partials(const f32* source, u32 warps, u32 sub, f32* out,
-                                        bool payload) {
+  __device__ static void merge_partials(const f32* source, u32 warps, u32 sub, f32* out) {
     f32 top = source[0], sum = source[1], o[8];
     for (u32 i = 0; i < 8; ++i) o[i] = source[2 + sub * 8 + i];
     for (u32 w = 1; w < warps; ++w) {
@@ -364,7 +361,7 @@ struct attention_of {
       for (u32 i = 0; i < 8; ++i) o[i] = merge.of(o[i], next[2 + sub * 8 + i]);
     }
     for (u32 i = 0; i < 8; ++i) o[i] = o[i] / sum;
-    store8(out + sub * 8, payload, o);
+    store8(out + sub * 8, o);
   }
 };
 

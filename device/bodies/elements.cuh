@@ -1,5 +1,5 @@
 // Eight consecutive elements of a row, as a lane reads and writes them: f32, f16 or bf16 in memory,
-// float32 in registers. Activations go through load8 and store8 of payload.cuh.
+// float32 in registers; and activations, which may be payload.
 #pragma once
 #include "../payload.cuh"
 #include "context.cuh"
@@ -62,5 +62,21 @@ struct Elements<kF32> {
     to[1] = make_float4(x[4], x[5], x[6], x[7]);
   }
 };
+
+// Eight floats at `from` (32-byte aligned), polled if `payload`. All lanes of a warp, converged.
+GPURT_FN void load8(const f32* from, bool payload, const BodyContext& context, f32 (&x)[8]) {
+  uint4 low, high;
+  load_granules(reinterpret_cast<u64>(from), payload, context, low, high);
+  x[0] = __uint_as_float(low.x), x[1] = __uint_as_float(low.y);
+  x[2] = __uint_as_float(low.z), x[3] = __uint_as_float(low.w);
+  x[4] = __uint_as_float(high.x), x[5] = __uint_as_float(high.y);
+  x[6] = __uint_as_float(high.z), x[7] = __uint_as_float(high.w);
+}
+
+// Eight floats to `to` (32-byte aligned), payload or not. Any lanes.
+GPURT_FN void store8(f32* to, const f32 (&x)[8]) {
+  store_granule(reinterpret_cast<u64>(to), x[0], x[1], x[2], x[3]);
+  store_granule(reinterpret_cast<u64>(to + 4), x[4], x[5], x[6], x[7]);
+}
 
 }  // namespace gpurt

@@ -9,14 +9,13 @@ namespace gpurt {
 struct embed {
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     const u32 hidden = task.param[0], code = task.param[1];
-    const bool payload = (task.payload_mask & 2) != 0;
     f32* x = context.address<f32>(task, 1);
     const u32 eights = hidden / 8;
     for (u32 at = context.thread; at < context.step->rows * eights; at += context.team_threads) {
       const u32 row = at / eights, column = at % eights * 8;
       f32 value[8];
       read(task.addr[0], code, hidden, context.rows[row].token, column, value);
-      store8(x + u64(row) * hidden + column, payload, value);
+      store8(x + u64(row) * hidden + column, value);
     }
   }
 

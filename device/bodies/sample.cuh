@@ -52,7 +52,7 @@ struct sample {
       const RowState& state = context.rows[context.sample_rows[j]];
       const SlotState& slot = context.slots[state.slot];
       row.logits = logits + u64(j) * row.vocab;
-      if (row.payload) arrive(row, task, context);
+      if (row.payload) arrive(row, context);
       const u64 best = largest(row, shared, context);
       const u32 column = ~static_cast<u32>(best);
       if (best >> 32 >= key_of(__uint_as_float(0x7F800000u)) || best >> 32 <= kMinusInfinityKey) {
@@ -123,13 +123,12 @@ struct sample {
 
   // Payload: polls the whole row once, converged; later passes just read. Payload rows are made of
   // whole 32-byte granule pairs.
-  __device__ static void arrive(const Row& row, const TaskRecord& task,
-                                const BodyContext& context) {
+  __device__ static void arrive(const Row& row, const BodyContext& context) {
     const u32 eights = row.vocab / 8;
     for (u32 base = context.thread / 32 * 32; base < eights; base += context.team_threads) {
       f32 unused[8];
       const u32 i = min(base + context.thread % 32, eights - 1);
-      load8(row.logits + 8 * i, true, task, context, unused);
+      load8(row.logits + 8 * i, true, context, unused);
     }
     context.sync();
   }
@@ -145,7 +144,7 @@ struct sample {
   }
 
   // Sum of probabilities with a key above `key`.
-  __device__ static u64 sum_above(const Row& row, u32 key, Shared& shared,
+  __device__ __noinline__ static u64 sum_above(const Row& row, u32 key, Shared& shared,
                                   const BodyContext& context) {
     u64 sum = 0;
     each(row, context, [&](u32, f32 x) { sum += key_of(x) > key ? weight_of(row, x) : 0; });
@@ -194,7 +193,7 @@ struct sample {
   // First element, in falling order, at which the running sum exceeds `target`. COUNT: every
   // element weighs 1, else its probability. The sum of all must exceed `target`.
   template <bool COUNT>
-  __device__ static Found find(const Row& row, u64 target, Shared& shared,
+  __device__ __noinline__ static Found find(const Row& row, u64 target, Shared& shared,
                                const BodyContext& context) {
     Found found{0, 0, 0};
     const f32 max = float_of(key_of(COUNT ? row.max : row.max));

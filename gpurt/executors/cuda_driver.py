@@ -56,6 +56,7 @@ class Limits:
     smem_bytes: int  # one block's limit, opted in
     l2_bytes: int
     memory_bytes: int
+    clock_khz: int  # the most an SM's clock runs at
     kernel_timeout: bool  # a display is attached: the driver ends long kernels
     cooperative: bool
 
@@ -180,6 +181,19 @@ class Device:
             out[begin : begin + count] = staging[:count]
         return out
 
+    def copy_to_device(
+        self, pointer: int, pinned: NDArray[np.uint8], size_bytes: int, stream: Any
+    ) -> None:
+        """Copy the start of pinned memory, in stream order; it must not change until then."""
+        result = self._driver.cuMemcpyHtoDAsync(
+            pointer, int(pinned.ctypes.data), size_bytes, stream
+        )
+        check(result, "cuMemcpyHtoDAsync")
+
+    def destroy(self, stream: Any) -> None:
+        """Give a stream back."""
+        self._driver.cuStreamDestroy(stream)
+
     def fill(self, pointer: int, byte: int, size_bytes: int, stream: Any) -> None:
         """Fill device memory, in stream order."""
         if size_bytes:
@@ -286,6 +300,7 @@ def _limits(driver: Any, handle: Any, where: str) -> Limits:
         smem_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         l2_bytes=attribute("L2_CACHE_SIZE"),
         memory_bytes=int(check(driver.cuDeviceTotalMem(handle), "cuDeviceTotalMem")),
+        clock_khz=attribute("CLOCK_RATE"),
         kernel_timeout=bool(attribute("KERNEL_EXEC_TIMEOUT")),
         cooperative=bool(attribute("COOPERATIVE_LAUNCH")),
     )

@@ -1,0 +1,336 @@
+"""From body names to a cubin: generates the list of bodies, compiles by NVRTC, caches on disk.
+
+The kernel is scheduler/persistent.cu; it includes `bodies.gen.cuh`, which this module writes for
+exactly the bodies of a plan, a user's CUDA structs among them. NVRTC needs no GPU, so the same
+path serves tests on machines without one. Nothing here touches the driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpurt.body import Body, Param
+from gpurt.errors import CacheWarning, DeviceError, GraphError
+from gpurt.plan import Plan
+from gpurt.source import source_dir
+
+GENERATED = "bodies.gen.cuh"
+KERNEL_SOURCE = "persistent.cu"
+ENTRY = "gpurt_persistent"
+PROGRAM_SYMBOL = "gpurt_program"
+BUILT_IN = ("noop", "matvec", "embed", "attention", "sample", "rearm")
+STAGE_BYTES = 32768  # kStageBytes of device/shared_memory.cuh
+FIXED_BYTES = 32768 + 2560  # scratch, slots and barriers there, rounded up
+STAGES_MAX = 16
+# fmad=false: a body writes its multiply-adds out, so that no instance of a template and no
+# compiler version fuses other pairs than another.
+OPTIONS = ("--std=c++20", "--fmad=false", "--ptxas-options=-v")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas says of one function. spill: bytes stored and loaded by spills."""
+
+    name: str
+    registers: int  # 0 for a function that is called: it shares its kernel's
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    smem_bytes: int  # static
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A cubin, what it needs, and whether it came from the cache."""
+
+    cubin: bytes
+    resources: tuple[Resources, ...]
+    cached: bool
+
+    def function(self, name: str) -> Resources:
+        """Resources of the first function whose (mangled) name contains `name`."""
+        for entry in self.resources:
+            if name in entry.name:
+                return entry
+        raise KeyError(name)
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """The persistent kernel of one plan. bodies: index by name, as TaskRecord.body counts them."""
+
+    compiled: Compiled
+    bodies: Mapping[str, int]
+    header: str  # bodies.gen.cuh, for reports
+
+    @property
+    def cubin(self) -> bytes:
+        """What the driver loads."""
+        return self.compiled.cubin
+
+
+def compile_kernel(plan: Plan, bodies: Mapping[str, Body], arch: str) -> KernelCode:
+    """The persistent kernel for exactly the bodies of `plan`.
+
+    bodies: of the Graph, by name: a user's CUDA structs are in them. Raises: GraphError if one of
+    those is missing or does not compile; DeviceError as `compile_source`.
+    """
+    users = {n: b for n, b in bodies.items() if b.is_user}
+    header, names = generate_header(plan, users)
+    source = (source_dir() / "scheduler" / KERNEL_SOURCE).read_text()
+    compiled = compile_source(
+        source, arch, headers={GENERATED: header}, user_files=tuple(users), name=KERNEL_SOURCE
+    )
+    index = {name: i for i, name in enumerate(names)}
+    # A task with the flag `advance` runs advance(), whatever its index says.
+    return KernelCode(compiled, {**index, "advance": index["noop"]}, header)
+
+
+def generate_header(plan: Plan, users: Mapping[str, Body]) -> tuple[str, list[str]]:
+    """bodies.gen.cuh, and the names of its bodies in their order."""
+    target = plan.target
+    used = {task.body for task in plan.tasks} - {"advance"} | {"noop"}
+    unknown = sorted(used - set(BUILT_IN) - set(users))
+    if unknown:
+        msg = f"the plan runs {unknown}, which the CUDA executor lacks - at {plan.name}"
+        raise GraphError(f"{msg} - it has {list(BUILT_IN)} and bodies with a CUDA struct")
+    built_in = [name for name in BUILT_IN if name in used and name not in users]
+    own = sorted(used & set(users))
+    lines = [
+        "#pragma once",
+        '#include "types.hpp"',
+        "namespace gpurt {",
+        f"constexpr u32 kTeamWarps = {target.team_warps};",
+        f"constexpr u32 kStageCount = {stage_count(target.smem_bytes)};",
+        "}  // namespace gpurt",
+        '#include "bodies/body_list.cuh"',
+        # The hot loop names matvec, also where no task runs it.
+        *(f'#include "bodies/{name}.cuh"' for name in dict.fromkeys([*built_in, "matvec"])),
+    ]
+    if "attention" in built_in:
+        lines += _attention_struct(plan)
+    for name in own:
+        lines += _user_struct(users[name])
+    types = [*built_in, *(f"::{name}" for name in own)]
+    lines += ["namespace gpurt {", f"using Bodies = BodyList<{', '.join(types)}>;", "}", ""]
+    return "\n".join(lines), [*built_in, *own]
+
+
+def stage_count(smem_bytes: int) -> int:
+    """Stages of the weight ring that fit. Raises: DeviceError below two."""
+    count = min(STAGES_MAX, (smem_bytes - FIXED_BYTES) // STAGE_BYTES)
+    if count < 2:
+        need = FIXED_BYTES + 2 * STAGE_BYTES
+        msg = f"a block needs {need:,} bytes of shared memory, the target has {smem_bytes:,}"
+        raise DeviceError(f"{msg} - at the plan's target - use a larger GPU")
+    return count
+
+
+def compile_source(
+    source: str,
+    arch: str,
+    *,
+    headers: Mapping[str, str],
+    user_files: Sequence[str] = (),
+    options: Sequence[str] = OPTIONS,
+    name: str = "gpurt.cu",
+) -> Compiled:
+    """The cubin of `source` for `arch`, from the disk cache if it is there.
+
+    headers: generated files by name, includable. user_files: names of #line directives whose errors
+    are the user's: they raise GraphError with that line. Raises: DeviceError without NVRTC, or if
+    gpurt's own source does not compile.
+    """
+    nvrtc = _nvrtc()
+    roots = [source_dir() / "device", source_dir() / "scheduler"]
+    version = ".".join(str(v) for v in _call(nvrtc, nvrtc.nvrtcVersion()))
+    key = _key(source, arch, headers, options, version, roots)
+    hit = _read_cache(key)
+    if hit is not None:
+        return Compiled(hit[0], parse_resources(hit[1]), True)
+    names = [n.encode() for n in headers]
+    texts = [t.encode() for t in headers.values()]
+    program = _call(
+        nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(names), texts, names)
+    )
+    arguments = [f"--gpu-architecture={arch}", *options, *(f"--include-path={r}" for r in roots)]
+    flags = [a.encode() for a in arguments]
+    code = nvrtc.nvrtcCompileProgram(program, len(flags), flags)[0]
+    log = _text(nvrtc, program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+    if int(code) != 0:
+        nvrtc.nvrtcDestroyProgram(program)
+        raise _compile_error(log, arch, user_files)
+    size = int(_call(nvrtc, nvrtc.nvrtcGetCUBINSize(program)))
+    cubin = bytearray(size)
+    _call(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
+    nvrtc.nvrtcDestroyProgram(program)
+    _write_cache(key, bytes(cubin), log)
+    return Compiled(bytes(cubin), parse_resources(log), False)
+
+
+def parse_resources(log: str) -> tuple[Resources, ...]:
+    """Functions of ptxas's verbose report, in its order."""
+    found: list[Resources] = []
+    entry = ""
+    name, stack, stores, loads = "", 0, 0, 0
+    for line in log.splitlines():
+        if match := re.search(r"Compiling entry function '(\w+)'", line):
+            entry = match[1]
+        elif match := re.search(r"Function properties for (\w+)", line):
+            name = match[1]
+        elif match := re.search(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line
+        ):
+            stack, stores, loads = (int(g) for g in match.groups())
+            if name != entry:
+                found.append(Resources(name, 0, stack, stores, loads, 0))
+        elif match := re.search(r"Used (\d+) registers", line):
+            smem = re.search(r"(\d+) bytes smem", line)
+            static = int(smem[1]) if smem else 0
+            found.append(Resources(entry, int(match[1]), stack, stores, loads, static))
+    return tuple(found)
+
+
+def cache_folder() -> Path:
+    """Where cubins are kept: a folder of $GPURT_CACHE_DIR, or of ~/.cache/gpurt."""
+    from gpurt.doctor import cache_folder as folder
+
+    return folder() / "cubin"
+
+
+# ---- helpers ---------------------------------------------------------------------------------
+def _attention_struct(plan: Plan) -> list[str]:
+    """`attention`, which picks the instance of a task's shape: head size, group, cache dtype."""
+    shapes = {attention_shape(task.params) for task in plan.tasks if task.body == "attention"}
+    lines = [
+        "namespace gpurt {",
+        "struct attention {",
+        "  __device__ static void run(const TaskRecord& task, const BodyContext& context) {",
+    ]
+    for dim, group, cache in sorted(shapes):
+        test = f"task.param[2] == {dim} && task.param[0] / task.param[1] == {group}"
+        run = f"attention_of<{dim}, {group}, {cache}>::run(task, context)"
+        lines.append(f"    if ({test} && task.param[7] == {cache}) return {run};")
+    return [*lines, "  }", "};", "}  // namespace gpurt"]
+
+
+def attention_shape(params: Sequence[Param]) -> tuple[int, int, int]:
+    """(head size, query heads a kv head, cache dtype). Raises: GraphError for others than these."""
+    heads, kv_heads, dim, cache = (int(params[i]) for i in (0, 1, 2, 7))
+    if dim not in (64, 128):
+        msg = f"attention with heads of {dim} elements - at the plan"
+        raise GraphError(f'{msg} - the CUDA body takes 64 and 128; use device="host"')
+    return dim, heads // kv_heads, cache
+
+
+def _user_struct(body: Body) -> list[str]:
+    if not body.cuda:
+        msg = f"body {body.name} has no CUDA struct - at gpurt.body({body.name!r})"
+        raise GraphError(f'{msg} - pass cuda=..., or use device="host"')
+    source = body.cuda.strip("\n")
+    return [f'#line 1 "{body.name}"', source, f'#line 1 "{GENERATED}"']
+
+
+def _nvrtc() -> Any:
+    hint = "pip install 'gpurt[cuda]', or use device=\"host\""
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        msg = f"cuda-python is not installed ({error}) - at device cuda - {hint}"
+        raise DeviceError(msg) from error
+    try:
+        nvrtc.nvrtcVersion()
+    except Exception as error:  # a missing library raises classes of its own
+        text = " ".join(str(error).split())
+        raise DeviceError(f"NVRTC cannot be loaded: {text} - at device cuda - {hint}") from error
+    return nvrtc
+
+
+def _call(nvrtc: Any, result: tuple[Any, ...]) -> Any:
+    code, *values = result
+    if int(code) != 0:
+        text = nvrtc.nvrtcGetErrorString(code)[1].decode()
+        raise DeviceError(f"NVRTC answers {text} - at compiling - see `gpurt doctor`")
+    return values[0] if len(values) == 1 else values
+
+
+def _text(nvrtc: Any, program: Any, size_of: Any, read: Any) -> str:
+    buffer = bytearray(int(_call(nvrtc, size_of(program))))
+    _call(nvrtc, read(program, buffer))
+    # ptxas marks lines of callees with a byte that is no text.
+    return buffer.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+
+
+def _compile_error(log: str, arch: str, user_files: Sequence[str]) -> Exception:
+    lines = [line.strip() for line in log.splitlines()]
+    errors = [(i, line) for i, line in enumerate(lines) if re.search(r"\berror\b", line)]
+    for index, line in errors:
+        for file in user_files:
+            if match := re.search(rf"{re.escape(file)}\((\d+)\): (?:\w+ )?error:?\s*(.*)", line):
+                shown = lines[index + 1] if index + 1 < len(lines) else ""
+                what = f"{match[2]}: `{shown}`" if shown else match[2]
+                where = f"at body {file}, line {match[1]} of its CUDA source"
+                return GraphError(f"{what} - {where} - correct the struct")
+    first = errors[0][1] if errors else (lines[0] if lines else "no log")
+    return DeviceError(f"{first} - at NVRTC for {arch} - this is gpurt's own source: report it")
+
+
+def _key(
+    source: str,
+    arch: str,
+    headers: Mapping[str, str],
+    options: Sequence[str],
+    version: str,
+    roots: Sequence[Path],
+) -> str:
+    digest = hashlib.sha256()
+    for part in (source, arch, version, *options, *(x for item in headers.items() for x in item)):
+        digest.update(part.encode() + b"\0")
+    for root in roots:
+        for path in sorted(root.rglob("*")):
+            if path.suffix in (".hpp", ".cuh", ".cu"):
+                digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+                digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()[:32]
+
+
+def _read_cache(key: str) -> tuple[bytes, str] | None:
+    try:
+        cubin = (cache_folder() / f"{key}.cubin").read_bytes()
+        log = (cache_folder() / f"{key}.log").read_text()
+    except OSError:
+        return None
+    # A file that was cut short would fail at load, far from here.
+    return (cubin, log) if cubin[:4] == b"\x7fELF" and log.endswith(f"{len(cubin)}\n") else None
+
+
+def _write_cache(key: str, cubin: bytes, log: str) -> None:
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / f"{key}.cubin", cubin)
+        _replace(folder / f"{key}.log", f"{log}\n{len(cubin)}\n".encode())
+    except OSError as error:
+        msg = f"compiled kernels cannot be kept: {error.strerror or error} - at {folder}"
+        hint = "set GPURT_CACHE_DIR to a folder that can be written"
+        warnings.warn(f"{msg} - {hint}", CacheWarning, stacklevel=4)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Whole or not at all: other processes may read and write the same file."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

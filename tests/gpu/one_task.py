@@ -1,0 +1,207 @@
+"""Runs task records of one body on the GPU, each in a block of its own, without the scheduler.
+
+So a body is compared with graphs/ops/<body>.py task by task, over step states that a whole run
+would not meet: any rows, slots and positions, NaN past every valid end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt import wire
+from gpurt.executors.cuda_compile import GENERATED, compile_source
+from gpurt.executors.cuda_driver import Device, Kernel
+from gpurt.executors.program import param_bits
+
+CONTEXT = 512
+
+RUNNER = """
+#include "bodies.gen.cuh"
+
+#include "controller.hpp"
+#include "stream.cuh"
+
+extern "C" __constant__ gpurt::Program gpurt_program;
+extern "C" __device__ gpurt::u64 records;
+
+extern "C" __constant__ gpurt::Program gpurt_program = {};
+extern "C" __device__ gpurt::u64 records = 0;
+
+extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads, 1) run_tasks() {
+  using namespace gpurt;
+  const TaskRecord& task = at<const TaskRecord>(records)[blockIdx.x];
+  const Program& program = gpurt_program;
+  if (threadIdx.x == 0) {
+    shared().slots[0].record = task;
+    shared().slots[0].step = step_state(program)->step;
+    shared().leaving = 0;
+    shared().rows = step_state(program)->rows;
+    shared().sample_count = step_state(program)->sample_count;
+  }
+  __syncthreads();
+  const BodyContext context{&program, step_state(program), step_rows(program),
+                            step_sample_rows(program), step_sampled(program),
+                            at<const SlotState>(program.slots), shared().scratch, blockIdx.x,
+                            threadIdx.x, 0, step_state(program)->step};
+  Bodies::run_cold(task, context);
+}
+"""
+
+
+@dataclass
+class Step:
+    """A step's rows: slot and position of each; which of them are sampled."""
+
+    slots: Sequence[int]
+    positions: Sequence[int]
+    tokens: Sequence[int] = ()
+    sample_rows: Sequence[int] = ()
+    number: int = 0
+    slot_states: NDArray[Any] = field(default_factory=lambda: np.zeros(4, wire.SLOT_STATE))
+
+
+class OneTask:
+    """Compiles one body and runs records of it. `struct`: its C++ type, if not its name."""
+
+    def __init__(self, body: str, struct: str = "", team_warps: int = 16) -> None:
+        self.device = Device.open()
+        header = "\n".join(
+            [
+                "#pragma once",
+                '#include "types.hpp"',
+                f"namespace gpurt {{ constexpr u32 kTeamWarps = {team_warps}, kStageCount = 2; }}",
+                '#include "bodies/body_list.cuh"',
+                f'#include "bodies/{body}.cuh"',
+                f"namespace gpurt {{ using Bodies = BodyList<{struct or body}>; }}",
+            ]
+        )
+        arch = self.device.limits.arch
+        self.compiled = compile_source(RUNNER, arch, headers={GENERATED: header}, name="runner.cu")
+        self.threads = team_warps * 32
+        with self.device.current():
+            self.kernel = Kernel(self.device, self.compiled.cubin, "run_tasks")
+            self.stream = self.device.stream()
+            self.staging = self.device.host_mapped(1 << 20)
+        self.fault = np.zeros((), wire.FAULT)
+
+    def run(
+        self,
+        arguments: Sequence[NDArray[Any] | None],
+        params: Sequence[float],
+        coords: Sequence[tuple[int, int, int, int]],
+        step: Step,
+        *,
+        payload_mask: int = 0,
+        payload_set_bytes: int = 0,
+    ) -> list[NDArray[Any] | None]:
+        """Every argument after one record per coordinate has run; `sampled` tokens come last."""
+        with self.device.current():
+            memory = _Memory(self.device, self.staging, self.stream)
+            addresses = [0 if a is None else memory.put(a) for a in arguments]
+            program = self._program(memory, step, payload_set_bytes)
+            records = np.zeros(len(coords), wire.TASK_RECORD)
+            for index, tile in enumerate(coords):
+                record = records[index]
+                record["task_index"], record["tile"] = index, tile
+                record["addr"][: len(addresses)] = addresses
+                record["param"][: len(params)] = [param_bits(p) for p in params]
+                record["payload_mask"] = payload_mask
+            memory.write(self.kernel.symbol("gpurt_program")[0], program.reshape(1))
+            at = np.array([memory.put(records)], np.uint64)
+            memory.write(self.kernel.symbol("records")[0], at)
+            smem = 2 * 32768 + 32768 + 4096
+            self.kernel.resident_blocks(self.threads, smem)
+            self.kernel.launch(len(coords), self.threads, smem, self.stream)
+            self.device.wait(self.stream)
+            self.fault = memory.host["host_control"].view(wire.HOST_CONTROL)[0]["fault"].copy()
+            out: list[NDArray[Any] | None] = [
+                None if a is None else memory.get(address, a)
+                for a, address in zip(arguments, addresses, strict=True)
+            ]
+            size = wire.step_state_bytes(16)
+            raw = memory.get(int(program["step_state"]), np.zeros(size, np.uint8))
+            out.append(raw[wire.sampled_offset_bytes(16) :].view(np.uint32))
+            memory.free()
+        return out
+
+    def _program(self, memory: _Memory, step: Step, payload_set_bytes: int) -> NDArray[Any]:
+        rows = len(step.slots)
+        state = np.zeros(wire.step_state_bytes(16), np.uint8)
+        head = state[: wire.STEP_STATE.itemsize].view(wire.STEP_STATE)
+        head["step"], head["rows"] = step.number, rows
+        head["sample_count"] = len(step.sample_rows)
+        begin = wire.STEP_STATE.itemsize
+        row = state[begin : begin + 16 * wire.ROW_STATE.itemsize].view(wire.ROW_STATE)
+        row["slot"][:rows], row["position"][:rows] = step.slots, step.positions
+        row["token"][: len(step.tokens)] = step.tokens
+        begin += 16 * wire.ROW_STATE.itemsize
+        sample = state[begin : begin + 64].view(np.uint32)
+        sample[: len(step.sample_rows)] = step.sample_rows
+        program = np.zeros((), wire.PROGRAM)
+        program["step_state"] = memory.put(state)
+        program["slots"] = memory.put(step.slot_states)
+        program["device_control"] = memory.put(np.zeros(1, wire.DEVICE_CONTROL))
+        host = self.device.host_mapped(4096)
+        memory.host["host_control"] = host[: wire.HOST_CONTROL.itemsize]
+        program["host_control"] = int(host.ctypes.data)
+        program["rows_capacity"], program["slot_count"] = 16, len(step.slot_states)
+        program["wait_timeout_ns"] = 500_000_000
+        program["payload_set_bytes"] = payload_set_bytes
+        program["context_capacity"] = CONTEXT
+        return program
+
+
+class _Memory:
+    """Device memory of one run."""
+
+    def __init__(self, device: Device, staging: NDArray[np.uint8], stream: Any) -> None:
+        self.device, self.staging, self.stream = device, staging, stream
+        self.blocks: list[int] = []
+        self.host: dict[str, NDArray[np.uint8]] = {}
+
+    def put(self, array: NDArray[Any]) -> int:
+        pointer = self.device.allocate(array.nbytes, "a test")
+        self.blocks.append(pointer)
+        self.write(pointer, array)
+        return pointer
+
+    def write(self, pointer: int, array: NDArray[Any]) -> None:
+        self.device.upload(pointer, array, self.staging, self.stream)
+
+    def get(self, pointer: int, like: NDArray[Any]) -> NDArray[Any]:
+        raw = self.device.download(pointer, like.nbytes, self.staging, self.stream)
+        return raw.view(like.dtype).reshape(like.shape)
+
+    def free(self) -> None:
+        for pointer in self.blocks:
+            self.device.free(pointer)
+
+
+def first_difference(
+    got: NDArray[Any], want: NDArray[Any], tolerance: float, **about: Any
+) -> str | None:
+    """None, or the first coordinate beyond tolerance x the largest value, with both values."""
+    scale = float(np.abs(want).max()) if want.size else 0.0
+    bad = ~(np.abs(got.astype(np.float64) - want) <= tolerance * max(scale, 1e-30))
+    if not bad.any():
+        return None
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"{int(bad.sum())} differ, first at {at}: got {got[at]}, want {want[at]}; {about}"
+
+
+def reference_arrays(arrays: Mapping[str, NDArray[Any] | None]) -> dict[str, NDArray[Any]]:
+    """Float32 copies for a reference; bf16 bit patterns are converted."""
+    from gpurt.buffer import bf16
+    from gpurt.graphs.ops.dtypes import to_float32
+
+    out = {}
+    for name, array in arrays.items():
+        if array is not None:
+            converted = to_float32(array, bf16) if array.dtype == np.uint16 else array.copy()
+            out[name] = converted
+    return out

@@ -1,0 +1,46 @@
+"""embed and rearm on the GPU against their references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpurt.buffer import DTYPES
+from gpurt.graphs.ops.dtypes import dtype_code, to_float32, to_storage
+from tests.gpu.one_task import OneTask, Step
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "q4_1"])
+def test_embed_copies_each_tokens_row_exactly(dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    vocab, hidden = 1000, 576
+    if dtype.startswith("q"):
+        stored = rng.integers(0, 256, (vocab, DTYPES[dtype].row_bytes(hidden))).astype(np.uint8)
+        blocks = stored.reshape(vocab, -1, DTYPES[dtype].block_bytes)
+        halves = rng.standard_normal((*blocks.shape[:2], 2)).astype(np.float16)
+        width = 4 if dtype == "q4_1" else 2
+        blocks[..., :width] = halves.view(np.uint8)[..., :width]
+    else:
+        stored = to_storage(rng.standard_normal((vocab, hidden)).astype(np.float32), DTYPES[dtype])
+    tokens = [0, 999, 5, 5, 123]
+    x = np.full((16, hidden), np.nan, np.float32)
+    step = Step([0] * 5, range(5), tokens=tokens)
+    got = OneTask("embed").run(
+        [stored, x], [hidden, dtype_code(DTYPES[dtype])], [(0, 0, 0, 0)], step
+    )[1]
+    assert got is not None
+    want = to_float32(stored, DTYPES[dtype])[tokens]
+    assert np.array_equal(got[:5], want)
+    assert np.isnan(got[5:]).all()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_rearm_fills_its_part_of_the_next_steps_set_only(number: int) -> None:
+    sets = np.zeros((2, 4096), np.uint8)
+    got = OneTask("rearm").run(
+        [sets], [1024, 0], [(512, 0, 0, 0)], Step([0], [0], number=number), payload_set_bytes=4096
+    )[0]
+    want = np.zeros((2, 4096), np.uint8)
+    want[(number + 1) & 1, 512 : 512 + 1024] = 0xFF
+    assert got is not None
+    assert np.array_equal(got, want)

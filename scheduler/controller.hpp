@@ -19,6 +19,7 @@ struct Controller {
   u32 is_running;
   u32 is_idle;
   u32 is_yielding;  // its residency is over: it ends at the next request boundary
+  u32 is_over;      // exit is set, which is final: a step opened now would find no workers
 };
 
 GPURT_FN void controller_start(Controller& controller) {
@@ -27,6 +28,7 @@ GPURT_FN void controller_start(Controller& controller) {
   controller.is_running = 0;
   controller.is_idle = 0;
   controller.is_yielding = 0;
+  controller.is_over = 0;
 }
 
 // The first to give up writes the Fault and raises abort; all others only leave. Out of the hot
@@ -81,7 +83,7 @@ GPURT_FN void controller_check_in(const Program& program, Controller& controller
 }
 
 // Idle and no reason to stay: ends the kernel, unless a request came in between.
-GPURT_FN void controller_end(const Program& program, const Controller& controller) {
+GPURT_FN void controller_end(const Program& program, Controller& controller) {
   HostControl* host = host_control(program);
   DeviceControl* control = device_control(program);
   store_release_system(&host->kernel_state, kKernelEnding);
@@ -91,11 +93,13 @@ GPURT_FN void controller_end(const Program& program, const Controller& controlle
     store_release_system(&host->kernel_state, kKernelRunning);
     return;
   }
+  controller.is_over = 1;
   store_release(&control->exit, 1);
 }
 
-// One look. Called again and again by one thread until abort or exit is set.
+// One look. Called again and again by one thread until it sees abort or exit set.
 GPURT_FN void controller_poll(const Program& program, Controller& controller) {
+  if (controller.is_over != 0) return;
   DeviceControl* control = device_control(program);
   const u64 tail = controller_mirror(program);
   const u64 now_ns = clock_ns();

@@ -56,39 +56,63 @@ std::vector<NamedCase> make_cases() {
         .segments_max = 3,
         .requests_max = 2,
         .steps_max = 2}},
-      // Planted bugs. Each belongs to the case above that has what it breaks.
-      {{.name = "signal_before_data", .policies = "scr", .workers = kSeveral},
-       Planted::kSignalBeforeData},
-      {{.name = "rearm_without_release",
-        .policies = "sc",
-        .workers = kSeveral,
-        .steps_max = 6,
-        .payload = true},
-       Planted::kRearmWithoutRelease},
-      {{.name = "claim_past_drain",
-        .policies = "sc",
-        .workers = {1, 2, 3},
-        .segments_max = 6,
-        .past_drain = true},
-       Planted::kClaimPastDrain},
-      {{.name = "counter_wraps",
-        .policies = "scr",
-        .workers = kSeveral,
-        .steps_max = 6,
-        .bulk_signals = true},
-       Planted::kCounterWraps},
-      {{.name = "lost_abort_exit", .policies = "scr", .workers = kSeveral, .abort_percent = 100},
-       Planted::kLostAbortExit},
-      {{.name = "step_without_release", .policies = "scr", .workers = kSeveral},
-       Planted::kStepWithoutRelease},
   };
   return cases;
+}
+
+// Each planted bug runs in a case that has what it breaks. Without the race check, a missing
+// release has to show as a wrong value or a hang; with it, it also shows where plain data is read.
+std::vector<NamedCase> make_planted_cases() {
+  const Case mixed = {.name = "", .policies = "scr", .workers = kSeveral, .requests_max = 6};
+  Case by_value = mixed;
+  by_value.races = false;
+  Case payload = {
+      .name = "", .policies = "sc", .workers = kSeveral, .steps_max = 6, .payload = true};
+  payload.races = false;
+  Case drain = {
+      .name = "", .policies = "sc", .workers = {1, 2, 3}, .segments_max = 6, .past_drain = true};
+  Case counters = mixed;
+  counters.steps_max = 6;
+  counters.bulk_signals = true;
+  Case abort = mixed;
+  abort.abort_percent = 100;
+  Case linger = {.name = "",
+                 .policies = "scr",
+                 .workers = {1, 2},
+                 .operators_max = 2,
+                 .requests_max = 6,
+                 .steps_max = 2,
+                 .linger_ns = 3000};
+  const auto named = [](Case kind, const char* name, Planted planted) {
+    kind.name = name;
+    return NamedCase{std::move(kind), planted};
+  };
+  return {
+      named(by_value, "signal_before_data", Planted::kSignalBeforeData),
+      named(payload, "rearm_without_release", Planted::kRearmWithoutRelease),
+      named(drain, "claim_past_drain", Planted::kClaimPastDrain),
+      named(counters, "counter_wraps", Planted::kCounterWraps),
+      named(abort, "lost_abort_exit", Planted::kLostAbortExit),
+      named(linger, "no_fence", Planted::kNoFence),
+      named(mixed, "weak_steps_open", Planted::kWeakStepsOpen),
+      named(mixed, "weak_arrivals", Planted::kWeakArrivals),
+      named(mixed, "weak_slots", Planted::kWeakSlots),
+      named(mixed, "weak_idle", Planted::kWeakIdle),
+      named(mixed, "weak_mirror_tail", Planted::kWeakMirrorTail),
+      named(mixed, "weak_submit_tail", Planted::kWeakSubmitTail),
+      named(mixed, "weak_token_count", Planted::kWeakTokenCount),
+      named(mixed, "weak_finish", Planted::kWeakFinish),
+  };
 }
 
 }  // namespace
 
 const std::vector<NamedCase>& all_cases() {
-  static const std::vector<NamedCase> cases = make_cases();
+  static const std::vector<NamedCase> cases = [] {
+    std::vector<NamedCase> all = make_cases();
+    for (NamedCase& planted : make_planted_cases()) all.push_back(std::move(planted));
+    return all;
+  }();
   return cases;
 }
 

@@ -145,9 +145,9 @@ std::string outcome(const Litmus& litmus, u64 seed) {
   options.arena_bytes = 4096;
   Machine machine(options);
   Words words;
-  words.x = static_cast<u32*>(machine.memory().allocate(4, 64));
-  words.y = static_cast<u32*>(machine.memory().allocate(4, 64));
-  words.z = static_cast<u32*>(machine.memory().allocate(4, 64));
+  words.x = static_cast<u32*>(machine.memory().allocate(4, 64, "word"));
+  words.y = static_cast<u32*>(machine.memory().allocate(4, 64, "word"));
+  words.z = static_cast<u32*>(machine.memory().allocate(4, 64, "word"));
   words.seen.resize(4);
   for (const Body body : litmus.fibres) {
     machine.spawn([body, &words] { body(words); });

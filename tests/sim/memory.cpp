@@ -42,7 +42,7 @@ Memory::Memory(u64 arena_bytes, u32 fibres, Random& random)
   for (View& view : views_) view.clock = Clock(fibres);
 }
 
-void* Memory::allocate(u64 bytes, u64 alignment) {
+void* Memory::allocate(u64 bytes, u64 alignment, const char* name) {
   // Offsets, not addresses, are aligned: the layout must not depend on where the arena landed.
   used_bytes_ = (used_bytes_ + alignment - 1) / alignment * alignment;
   if (used_bytes_ + bytes > arena_bytes_) {
@@ -50,6 +50,7 @@ void* Memory::allocate(u64 bytes, u64 alignment) {
     std::abort();
   }
   void* p = arena_.get() + used_bytes_;
+  names_.push_back(Named{used_bytes_, name});
   used_bytes_ += (bytes + 7) / 8 * 8;
   index_.resize(used_bytes_ / 4 + 2);
   return p;
@@ -62,6 +63,14 @@ bool Memory::contains(const void* p) const {
 
 u64 Memory::offset(const void* p) const {
   return static_cast<u64>(static_cast<const u8*>(p) - arena_.get());
+}
+
+std::string Memory::name_of(u64 word) const {
+  const auto after =
+      std::upper_bound(names_.begin(), names_.end(), word * 4,
+                       [](u64 byte, const Named& named) { return byte < named.begin; });
+  const Named& named = *(after - 1);
+  return std::string(named.name) + " + " + std::to_string(word * 4 - named.begin);
 }
 
 u64 Memory::memory_value(u64 word, u32 size_bytes) const {
@@ -93,9 +102,9 @@ bool Memory::is_known(const View& view, const Message& message) const {
 }
 
 void Memory::expect_before(const Access& access, u32 fibre, u64 word, const char* what) {
-  if (is_before(access, fibre) || !complaint_.empty()) return;
-  complaint_ = std::string(what) + " at arena offset " + std::to_string(word * 4) + ": fibre " +
-               std::to_string(fibre) + " does not come after fibre " + std::to_string(access.fibre);
+  if (!checks_races_ || is_before(access, fibre) || !complaint_.empty()) return;
+  complaint_ = std::string(what) + " at " + name_of(word) + ": fibre " + std::to_string(fibre) +
+               " does not come after fibre " + std::to_string(access.fibre);
 }
 
 void Memory::expect_readers(const std::vector<Reader>& readers, u32 fibre, u64 word,
@@ -128,7 +137,7 @@ Location& Memory::atomic_location(u32 fibre, const void* p, u32 size_bytes, bool
     initial.writer = place.plain_write;
     place.history.push_back(initial);
   } else if (place.size_bytes != size_bytes && complaint_.empty()) {
-    complaint_ = "one word accessed with two sizes, at arena offset " + std::to_string(word * 4);
+    complaint_ = "one word accessed with two sizes at " + name_of(word);
   }
   expect_before(place.plain_write, fibre, word, "an atomic access races with a plain write");
   if (writes) {
@@ -282,6 +291,11 @@ u64 Memory::exchange(u32 fibre, void* p, u32 size_bytes, u64 value, Order order)
 }
 
 void Memory::fence_seq_cst(u32 fibre) {
+  for (const Broken& rule : broken_) {
+    if (rule.how != Broken::How::kNoFence) continue;
+    bite_count_ += 1;
+    return;
+  }
   tick(fibre);
   drain_all(fibre);
   // Two fences are ordered one way or the other: what came before the first cannot be overlooked

@@ -70,7 +70,12 @@ struct Location {
 // An operation broken on purpose, by the addresses it works on: how a planted bug enters without a
 // word in the headers under test.
 struct Broken {
-  enum class How : u32 { kRelaxed, kTruncated, kBlind };  // no order; 32 bits; loads always give 0
+  enum class How : u32 {
+    kRelaxed,    // no order
+    kTruncated,  // keeps 32 bits
+    kBlind,      // loads always give 0
+    kNoFence,    // fences do nothing; no addresses
+  };
   const void* begin;
   const void* end;
   How how;
@@ -83,8 +88,12 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  // Zeroed, at the same offset in every run of a seed. Valid as long as this object.
-  void* allocate(u64 bytes, u64 alignment);
+  // Off: only wrong values and hangs show what a missing order does.
+  void check_races(bool enabled) { checks_races_ = enabled; }
+
+  // Zeroed, at the same offset in every run of a seed. Valid as long as this object. `name`, a
+  // literal, is what complaints say.
+  void* allocate(u64 bytes, u64 alignment, const char* name);
   bool contains(const void* p) const;
 
   u64 load(u32 fibre, const void* p, u32 size_bytes, Order order);
@@ -120,6 +129,10 @@ class Memory {
     u64 value;
     Access writer;
   };
+  struct Named {
+    u64 begin;
+    const char* name;
+  };
   struct View {
     Clock clock;
     std::deque<Buffered> buffer;
@@ -138,6 +151,7 @@ class Memory {
   void drain_entry(View& view, std::size_t index);
   void expect_readers(const std::vector<Reader>& readers, u32 fibre, u64 word, const char* what);
   void expect_before(const Access& access, u32 fibre, u64 word, const char* what);
+  std::string name_of(u64 word) const;
   u64 memory_value(u64 word, u32 size_bytes) const;
 
   std::unique_ptr<u8[], void (*)(void*)> arena_;
@@ -146,10 +160,12 @@ class Memory {
   Random& random_;
   std::vector<View> views_;
   Clock fences_;
-  std::vector<u32> index_;  // by word: into locations_, plus 1
+  std::vector<Named> names_;  // ascending
+  std::vector<u32> index_;    // by word: into locations_, plus 1
   std::deque<Location> locations_;
   std::vector<Broken> broken_;
   u64 bite_count_ = 0;
+  bool checks_races_ = true;
   u64 buffered_count_ = 0;
   u64 write_count_ = 0;
   std::string complaint_;

@@ -18,13 +18,13 @@ u64 address_of(const void* p) {
 }  // namespace
 
 template <class T>
-T* Model::array(u64 count, u64 alignment) {
-  return static_cast<T*>(memory_.allocate(std::max<u64>(count, 1) * sizeof(T), alignment));
+T* Model::array(const char* name, u64 count) {
+  return static_cast<T*>(memory_.allocate(std::max<u64>(count, 1) * sizeof(T), 64, name));
 }
 
 Model::Model(const Case& kind, Random& random, Memory& memory)
     : kind_(kind), random_(random), memory_(memory) {
-  program = array<Program>(1);
+  program = array<Program>("program", 1);
   draw_sizes();
   const u32 operator_count = random_.below(kind_.operators_max + 1);
   for (u32 i = 0; i < operator_count; ++i) draw_operator();
@@ -208,8 +208,8 @@ void Model::draw_lists() {
     }
   }
   if (kind_.past_drain) move_past_drain(lists);
-  u32* flat = array<u32>(tasks.size());
-  u32* offsets = array<u32>(lists.size() + 1);
+  u32* flat = array<u32>("lists", tasks.size());
+  u32* offsets = array<u32>("list_offsets", lists.size() + 1);
   u32 used = 0;
   for (std::size_t i = 0; i < lists.size(); ++i) {
     offsets[i] = used;
@@ -267,7 +267,7 @@ void Model::lay_out_queues() {
     }
   }
   std::vector<u32> successors;
-  CounterInfo* infos = array<CounterInfo>(p.counter_count);
+  CounterInfo* infos = array<CounterInfo>("counter_infos", p.counter_count);
   for (u32 i = 0; i < p.counter_count; ++i) {
     infos[i].signals_per_step = static_cast<u32>(counters_[i].producers.size());
     if (!tasks[counters_[i].producers[0]].bulk.empty()) {
@@ -289,47 +289,48 @@ void Model::lay_out_queues() {
     }
   }
   p.ready_root_count = static_cast<u32>(successors.size()) - p.ready_root_begin;
-  u32* flat = array<u32>(successors.size());
+  u32* flat = array<u32>("successors", successors.size());
   std::copy(successors.begin(), successors.end(), flat);
-  Segment* segments = array<Segment>(segments_.size());
+  Segment* segments = array<Segment>("segments", segments_.size());
   std::copy(segments_.begin(), segments_.end(), segments);
   p.segments = address_of(segments);
   p.counter_infos = address_of(infos);
   p.successors = address_of(flat);
-  p.counters = address_of(array<u8>(u64{p.counter_count} * kCounterStride));
-  p.arrived = address_of(array<u64>(p.task_count));
-  p.ready_slots = address_of(array<u64>(p.task_count));
-  p.cursors = address_of(array<Cursor>(p.segment_count));
-  p.held_tickets = address_of(array<u64>(u64{p.worker_count} * p.segment_count));
+  p.counters = address_of(array<u8>("counters", u64{p.counter_count} * kCounterStride));
+  p.arrived = address_of(array<u64>("arrived", p.task_count));
+  p.ready_slots = address_of(array<u64>("ready_slots", p.task_count));
+  p.cursors = address_of(array<Cursor>("cursors", p.segment_count));
+  p.held_tickets = address_of(array<u64>("held_tickets", u64{p.worker_count} * p.segment_count));
 }
 
 void Model::lay_out_state() {
   Program& p = *program;
   const u64 row_bytes = sizeof(RowState) + 2 * sizeof(u32);
-  p.step_state = address_of(array<u8>(sizeof(StepState) + p.rows_capacity * row_bytes));
-  p.slots = address_of(array<SlotState>(p.slot_count));
-  p.device_control = address_of(array<DeviceControl>(1));
-  p.host_control = address_of(array<HostControl>(1));
-  p.requests = address_of(array<RequestRecord>(p.queue_capacity));
-  p.outputs = address_of(array<RequestOutput>(p.queue_capacity));
+  p.step_state =
+      address_of(array<u8>("step_state", sizeof(StepState) + p.rows_capacity * row_bytes));
+  p.slots = address_of(array<SlotState>("slots", p.slot_count));
+  p.device_control = address_of(array<DeviceControl>("device_control", 1));
+  p.host_control = address_of(array<HostControl>("host_control", 1));
+  p.requests = address_of(array<RequestRecord>("requests", p.queue_capacity));
+  p.outputs = address_of(array<RequestOutput>("outputs", p.queue_capacity));
   const u64 ring = u64{p.queue_capacity} * p.context_capacity;
-  p.prompt_tokens = address_of(array<u32>(ring));
-  p.output_tokens = address_of(array<u32>(ring));
+  p.prompt_tokens = address_of(array<u32>("prompt_tokens", ring));
+  p.output_tokens = address_of(array<u32>("output_tokens", ring));
   const u64 spans = u64{p.worker_count} * p.span_capacity;
-  p.spans = address_of(array<Span>(spans));
-  p.span_counts = address_of(array<u8>(u64{p.worker_count} * 64));
-  p.sampled_spans = address_of(array<Span>(spans));
-  p.sampled_counts = address_of(array<u8>(u64{p.worker_count} * 64));
-  p.summaries = address_of(array<StepSummary>(p.summary_capacity));
-  data = array<u64>(p.task_count);
+  p.spans = address_of(array<Span>("spans", spans));
+  p.span_counts = address_of(array<u8>("span_counts", u64{p.worker_count} * 64));
+  p.sampled_spans = address_of(array<Span>("sampled_spans", spans));
+  p.sampled_counts = address_of(array<u8>("sampled_counts", u64{p.worker_count} * 64));
+  p.summaries = address_of(array<StepSummary>("summaries", p.summary_capacity));
+  data = array<u64>("data", p.task_count);
   p.payload_set_bytes = u64{payload_count} * sizeof(u32);
-  payload = array<u32>(u64{payload_count} * 2);
+  payload = array<u32>("payload", u64{payload_count} * 2);
   std::fill(payload, payload + u64{payload_count} * 2, kPayloadSentinel);
 }
 
 void Model::fill_records() {
   if (random_.chance(kind_.fault_percent)) draw_fault();
-  TaskRecord* records = array<TaskRecord>(records_.size());
+  TaskRecord* records = array<TaskRecord>("records", records_.size());
   std::copy(records_.begin(), records_.end(), records);
   program->records = address_of(records);
 }

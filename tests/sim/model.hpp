@@ -47,6 +47,7 @@ struct Case {
   u32 abort_percent = 0;      // the host aborts at some moment
   u32 fault_percent = 0;      // a counter lacks a signal for ever, or a body gives a fault
   bool bulk_signals = false;  // counters pass 2^32 within a few steps
+  bool races = true;          // plain accesses are checked for races
   bool past_drain = false;    // planted: a list holds a task of a later segment
   u32 linger_ns = 0;          // the kernel ends when idle and is launched again
   u32 residency_ns = 0;
@@ -63,7 +64,7 @@ class Model {
   u32 payload_count = 0;
   u32 rearm_counter = kNobody;
   u32 lost_counter = kNobody;  // its target is never reached
-  u32 fault_task = kNobody;  // its body gives a fault in the step of round `fault_round`
+  u32 fault_task = kNobody;    // its body gives a fault in the step of round `fault_round`
   u64 fault_round = 0;
   u32 moved_task = kNobody;  // planted in a list before a drain that it needs
   std::string shape;         // one line for a person
@@ -100,7 +101,7 @@ class Model {
   void lay_out_state();
   void fill_records();
   template <class T>
-  T* array(u64 count, u64 alignment = 64);
+  T* array(const char* name, u64 count);
 
   const Case& kind_;
   Random& random_;

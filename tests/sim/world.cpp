@@ -27,11 +27,6 @@ struct Platform {
   static void step_opened() {}
 };
 
-template <class T>
-Broken broken(const T* begin, u64 count, Broken::How how) {
-  return Broken{begin, begin + count, how};
-}
-
 }  // namespace
 
 World::World(const Case& kind, u64 seed, Planted planted)
@@ -46,7 +41,8 @@ Outcome World::run() {
   options.step_limit = 300000 + u64{most} * 30000;
   machine_.emplace(options);
   model_.emplace(kind_, random_, machine_->memory());
-  launches_ = static_cast<Launches*>(machine_->memory().allocate(sizeof(Launches), 64));
+  machine_->memory().check_races(kind_.races);
+  launches_ = static_cast<Launches*>(machine_->memory().allocate(sizeof(Launches), 64, "launches"));
   run_counts_.assign(model_->tasks.size(), 0);
   sequences_.assign(model_->program->slot_count, Sequence{});
   write_scripts();
@@ -70,39 +66,6 @@ Outcome World::run() {
                                  std::to_string(run->step));
   }
   return outcome;
-}
-
-void World::plant() {
-  const Program& p = *model_->program;
-  Memory& memory = machine_->memory();
-  const DeviceControl* control = device_control(p);
-  switch (planted_) {
-    case Planted::kNothing:
-    case Planted::kClaimPastDrain:
-      break;
-    case Planted::kSignalBeforeData:
-      for (u32 i = 0; i < p.counter_count; ++i) {
-        if (!model_->is_data_counter(i)) continue;
-        memory.plant(broken(model_->counter(i), 1, Broken::How::kRelaxed));
-      }
-      break;
-    case Planted::kRearmWithoutRelease:
-      memory.plant(broken(model_->counter(model_->rearm_counter), 1, Broken::How::kRelaxed));
-      break;
-    case Planted::kCounterWraps:
-      memory.plant(broken(at<u8>(p.counters), u64{p.counter_count} * kCounterStride,
-                          Broken::How::kTruncated));
-      break;
-    case Planted::kLostAbortExit: {
-      Broken blind = broken(&control->abort, 1, Broken::How::kBlind);
-      blind.fibre = random_.below(p.worker_count);
-      memory.plant(blind);
-      break;
-    }
-    case Planted::kStepWithoutRelease:
-      memory.plant(broken(&control->steps_open, 1, Broken::How::kRelaxed));
-      break;
-  }
 }
 
 void World::fail(const std::string& what) {

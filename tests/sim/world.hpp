@@ -23,8 +23,16 @@ enum class Planted : u32 {
   kRearmWithoutRelease,  // the re-arm's signal releases nothing
   kClaimPastDrain,       // a list holds a task of a later segment, past a drain
   kCounterWraps,         // counters keep 32 bits
-  kLostAbortExit,        // nobody sees the abort flag
-  kStepWithoutRelease,   // opening a step releases nothing
+  kLostAbortExit,        // one worker never sees the abort flag
+  kNoFence,              // the fences of the end protocol do nothing
+  kWeakStepsOpen,        // the accesses to this word release and acquire nothing; so below
+  kWeakArrivals,
+  kWeakSlots,
+  kWeakIdle,
+  kWeakMirrorTail,
+  kWeakSubmitTail,
+  kWeakTokenCount,
+  kWeakFinish,
 };
 
 struct Outcome {
@@ -71,7 +79,11 @@ class World {
     u8 pad1[56];
   };
 
+  // planted.cpp
   void plant();
+  void plant_in_counters();
+  void plant_in_control();
+
   void write_scripts();
   void write_generate(Script& script);
 

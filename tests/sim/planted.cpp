@@ -1,0 +1,98 @@
+// Bugs planted in the simulated protocol, by the words they touch: the headers stay as they are.
+#include "world.hpp"
+
+namespace gpurt::sim {
+namespace {
+
+template <class T>
+Broken broken(Broken::How how, const T* begin, u64 count = 1) {
+  return Broken{begin, begin + count, how};
+}
+
+// No access to these words releases or acquires anything.
+template <class T>
+Broken relaxed(const T* begin, u64 count = 1) {
+  return broken(Broken::How::kRelaxed, begin, count);
+}
+
+}  // namespace
+
+void World::plant() {
+  switch (planted_) {
+    case Planted::kNothing:
+    case Planted::kClaimPastDrain:
+      break;  // in the lists: Model::move_past_drain
+    case Planted::kSignalBeforeData:
+    case Planted::kRearmWithoutRelease:
+    case Planted::kCounterWraps:
+      plant_in_counters();
+      break;
+    default:
+      plant_in_control();
+      break;
+  }
+}
+
+void World::plant_in_counters() {
+  const Program& p = *model_->program;
+  Memory& memory = machine_->memory();
+  if (planted_ == Planted::kRearmWithoutRelease) {
+    memory.plant(relaxed(model_->counter(model_->rearm_counter)));
+  } else if (planted_ == Planted::kCounterWraps) {
+    memory.plant(
+        broken(Broken::How::kTruncated, at<u8>(p.counters), u64{p.counter_count} * kCounterStride));
+  } else {
+    for (u32 i = 0; i < p.counter_count; ++i) {
+      if (model_->is_data_counter(i)) memory.plant(relaxed(model_->counter(i)));
+    }
+  }
+}
+
+void World::plant_in_control() {
+  const Program& p = *model_->program;
+  Memory& memory = machine_->memory();
+  const DeviceControl* control = device_control(p);
+  switch (planted_) {
+    case Planted::kLostAbortExit: {
+      Broken blind = broken(Broken::How::kBlind, &control->abort);
+      blind.fibre = random_.below(p.worker_count);
+      memory.plant(blind);
+      break;
+    }
+    case Planted::kNoFence:
+      memory.plant(Broken{nullptr, nullptr, Broken::How::kNoFence});
+      break;
+    case Planted::kWeakStepsOpen:
+      memory.plant(relaxed(&control->steps_open));
+      break;
+    case Planted::kWeakArrivals:
+      memory.plant(relaxed(at<u64>(p.arrived), p.task_count));
+      break;
+    case Planted::kWeakSlots:
+      memory.plant(relaxed(at<u64>(p.ready_slots), p.task_count));
+      break;
+    case Planted::kWeakIdle:
+      memory.plant(relaxed(&control->idle));
+      break;
+    case Planted::kWeakMirrorTail:
+      memory.plant(relaxed(&control->mirror_submit_tail));
+      break;
+    case Planted::kWeakSubmitTail:
+      memory.plant(relaxed(&host_control(p)->submit_tail));
+      break;
+    case Planted::kWeakTokenCount:
+      for (u32 i = 0; i < p.queue_capacity; ++i) {
+        memory.plant(relaxed(&request_output(p, i)->token_count));
+      }
+      break;
+    case Planted::kWeakFinish:
+      for (u32 i = 0; i < p.queue_capacity; ++i) {
+        memory.plant(relaxed(&request_output(p, i)->finish_reason));
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace gpurt::sim

@@ -14,16 +14,16 @@ GPURT_FN bool is_sentinel(const uint4& granule) {
   return granule.x == kPayloadSentinel;
 }
 
-GPURT_FN WaitInfo payload_wait_info(u32 task, u64 step) {
-  return {kFaultPayloadTimeout, task, 0, step, 0, 0};
+GPURT_FN WaitInfo payload_wait_info(u32 turn) {
+  return {kFaultPayloadTimeout, turn, 0, 0, 0};
 }
 
 // Whether a converged poll goes on: some lane's data is missing and nobody gave up. One lane looks
 // at abort and clock; the warp follows it.
-GPURT_FN bool payload_missing(bool missing, u32& polls, u64& begin_ns, u32 task, u64 step) {
+GPURT_FN bool payload_missing(bool missing, u32& polls, u64& begin_ns, u32 turn) {
   if (!__any_sync(~0u, missing)) return false;
   if (!is_look(++polls)) return true;
-  const bool ends = threadIdx.x % 32 == 0 && look(begin_ns, payload_wait_info(task, step));
+  const bool ends = threadIdx.x % 32 == 0 && look(begin_ns, payload_wait_info(turn));
   return !__any_sync(~0u, ends);
 }
 
@@ -33,8 +33,7 @@ GPURT_FN uint4 load_granule(u64 address, bool payload, const BodyContext& contex
   uint4 v = ld_relaxed_gpu_b128(address);
   u32 polls = 0;
   u64 begin_ns = 0;
-  while (payload_missing(payload && is_sentinel(v), polls, begin_ns, context.task_index,
-                         context.step_index)) {
+  while (payload_missing(payload && is_sentinel(v), polls, begin_ns, context.turn)) {
     v = ld_relaxed_gpu_b128(address);
   }
   return v;
@@ -48,7 +47,7 @@ GPURT_FN void load_granules(u64 address, bool payload, const BodyContext& contex
   u32 polls = 0;
   u64 begin_ns = 0;
   while (payload_missing(payload && (is_sentinel(first) || is_sentinel(second)), polls, begin_ns,
-                         context.task_index, context.step_index)) {
+                         context.turn)) {
     first = ld_relaxed_gpu_b128(address);
     second = ld_relaxed_gpu_b128(address + 16);
   }

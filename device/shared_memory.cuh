@@ -45,6 +45,18 @@ struct alignas(16) Slot {
 };
 static_assert(sizeof(Slot) == 240);
 
+// What the first wait of this block that timed out was for. FaultKind and Fault say what each is.
+struct FaultNote {
+  u32 is_claimed;
+  u32 kind;  // written last
+  u32 turn;
+  u32 counter;
+  u64 seen;
+  u64 needed;
+  u64 waited_ns;
+  u32 detail[3];
+};
+
 struct SharedMemory {
   u8 ring[kStageCount][kStageBytes];
   u8 scratch[kScratchBytes];
@@ -54,6 +66,7 @@ struct SharedMemory {
   u64 slot_full[kSlotCount];     // 2 arrivals: the loader, and its copies when they land
   u64 slot_done[kSlotCount];     // kTeamWarps arrivals
   u64 slot_empty[kSlotCount];    // 1 arrival (the storer)
+  FaultNote fault;
   u32 leaving;                   // 1: every wait in this block ends; set once
   u32 rows;                      // StepState::rows of the step whose gate the team passed
   u32 sample_count;

@@ -43,8 +43,7 @@ GPURT_FN u32 wait_stage(const StageCursor& cursor, u32 turn) {
   u64 begin_ns = 0;
   for (u32 polls = 1; !mbarrier_try_wait(full, cursor.parity); ++polls) {
     if (!is_look(polls)) continue;
-    const Slot& slot = slot_of(turn);
-    if (look(begin_ns, {kFaultStreamTimeout, slot.record.task_index, 0, slot.step, 0, 0})) break;
+    if (look(begin_ns, {kFaultStreamTimeout, turn, 0, 0, 0})) break;
   }
   return static_cast<u32>(clock_cycles() - begin);
 }

@@ -9,6 +9,7 @@
 // empty never holds up the stream of a task already taken.
 // Does not know: edges. Weights depend on nothing, so they are fetched before any edge is met.
 #pragma once
+#include "controller.hpp"
 #include "stream.cuh"
 #include "task_source.hpp"
 
@@ -97,9 +98,29 @@ struct Loader {
     return load_relaxed(&control->abort) != 0 || load_relaxed(&control->exit) != 0;
   }
 
+  // What a wait of this block noted (spin.cuh), for the host.
+  __device__ static void pass_on_fault() {
+    const FaultNote& note = shared().fault;
+    if (*const_cast<const volatile u32*>(&note.kind) == kFaultNone) return;
+    __threadfence_block();  // pairs with the note's: its kind is written last
+    const Slot& slot = slot_of(note.turn);
+    Fault fault = {};
+    fault.kind = note.kind;
+    fault.worker = blockIdx.x;
+    fault.task = slot.record.task_index;
+    fault.counter = note.counter;
+    fault.step = slot.step;
+    fault.seen = note.seen;
+    fault.needed = note.needed;
+    fault.waited_ns = note.waited_ns;
+    for (u32 i = 0; i < 3; ++i) fault.detail[i] = note.detail[i];
+    raise_fault(gpurt_program, fault);
+  }
+
   // The team drains its slots, then finds the last one. Copies under way land before the block
   // may end.
   __device__ void leave() {
+    pass_on_fault();
     set_leaving();
     const u32 empty = shared_address(&shared().slot_empty[fetched % kSlotCount]);
     while (!mbarrier_try_wait(empty, slot_parity(fetched) ^ 1)) {

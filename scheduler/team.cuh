@@ -11,6 +11,7 @@
 #pragma once
 #include "advance.hpp"
 #include "bodies.gen.cuh"
+#include "bodies/matvec.cuh"
 #include "stream.cuh"
 
 namespace gpurt {
@@ -22,8 +23,11 @@ struct alignas(16) TeamState {
   u32 turn;    // slots finished
   u32 step;    // low word of the step whose gate was passed
   u32 cursor;  // stage | parity << 8 | half << 9
-  u32 kind;    // SlotKind of the slot that the hot loop returned for
+  u32 route;   // what the slot of `turn` asks for
 };
+
+constexpr u32 kRouteCold = 16;  // below: the hot loop of that way
+constexpr u32 kRouteLeave = 17;
 
 GPURT_FN u32 pack_cursor(const StageCursor& cursor, u32 half) {
   return cursor.stage | cursor.parity << 8 | half << 9;
@@ -48,40 +52,57 @@ GPURT_FN bool pass_gate(u64 step) {
 
 // All edges of a slot's task, by the first thread of the team. A task under `ready` has waits too:
 // they are met, since it was pushed by who met the last one.
-GPURT_FN void pass_edges(Slot& slot, bool new_step) {
+GPURT_FN void pass_edges(Slot& slot, u32 turn, bool new_step) {
   bool passed = !new_step || pass_gate(slot.step);
   for (u32 i = 0; passed && i < slot.record.wait_count; ++i)
-    passed = wait_counter(slot.record.wait[i], slot.record.task_index, slot.step);
+    passed = wait_counter(slot.record.wait[i], turn, slot.step);
   if (!passed) slot.kind = kSlotSkip;
 }
 
+// Takes the next slot up to where its body may run. False: the body must not run.
+GPURT_FN bool enter_slot(u32 turn, bool new_step, bool syncs) {
+  Slot& slot = slot_of(turn);
+  trace_begin(turn);
+  if (!new_step && slot.record.wait_count == 0 && !syncs) return true;
+  if (threadIdx.x == 0) pass_edges(slot, turn, new_step);
+  team_sync();
+  trace_met(turn);
+  return slot.kind == kSlotTask;
+}
+
+// Any slot. A cold body, and the first task of a step, follow a team barrier.
+__device__ __noinline__ TeamState open_slot(TeamState state) {
+  wait_slot(state.turn);
+  const Slot& slot = slot_of(state.turn);
+  if (slot.kind == kSlotLeave) return {state.turn, state.step, state.cursor, kRouteLeave};
+  const u32 step = static_cast<u32>(slot.step);
+  const bool is_hot = slot.record.body == kHotBody;
+  const bool runs = enter_slot(state.turn, step != state.step, !is_hot);
+  u32 route = kRouteCold;
+  if constexpr (kHotBody != kNoBody) {
+    if (is_hot && runs) route = matvec::way_of(slot.record);
+  }
+  return {state.turn, step, state.cursor, route};
+}
+
+// The slot that was opened, then all that follow the same way in the same step.
+template <u32 WAY>
 __device__ __noinline__ TeamState hot_loop(TeamState state) {
   StageCursor cursor{state.cursor & 0xFF, state.cursor >> 8 & 1};
-  u32 half = state.cursor >> 9;
-  u32 turn = state.turn, step = state.step, kind;
-  for (;; ++turn) {
-    wait_slot(turn);
-    Slot& slot = slot_of(turn);
-    trace_begin(turn);
-    kind = slot.kind;
-    if (kind == kSlotLeave) break;
-    const bool new_step = static_cast<u32>(slot.step) != step;
-    const bool is_hot = slot.record.body == kHotBody;
-    if (new_step || slot.record.wait_count != 0 || !is_hot) {
-      step = static_cast<u32>(slot.step);
-      if (threadIdx.x == 0) pass_edges(slot, new_step);
-      team_sync();
-      kind = slot.kind;
-      trace_met(turn);
-      if (!is_hot) break;
-    }
-    if constexpr (kHotBody != kNoBody) {
-      if (kind == kSlotTask) matvec::run_hot(turn, cursor, half);
-    }
+  u32 half = state.cursor >> 9, turn = state.turn;
+  for (;;) {
+    matvec::run_hot<WAY>(turn, cursor, half);
     trace_end(turn);
     finish_slot(turn);
+    ++turn;
+    wait_slot(turn);
+    const Slot& slot = slot_of(turn);
+    if (slot.kind != kSlotTask || static_cast<u32>(slot.step) != state.step ||
+        slot.record.body != kHotBody || matvec::way_of(slot.record) != WAY)
+      break;
+    if (!enter_slot(turn, false, false)) break;
   }
-  return {turn, step, pack_cursor(cursor, half), kind};
+  return {turn, state.step, pack_cursor(cursor, half), 0};
 }
 
 // A task whose body is not hot; its edges are met, and the team has passed a barrier since its last
@@ -103,7 +124,7 @@ __device__ __noinline__ void run_cold(u32 turn) {
                                 shared().scratch,
                                 blockIdx.x,
                                 threadIdx.x,
-                                slot.record.task_index,
+                                turn,
                                 slot.step};
       Bodies::run_cold(slot.record, context);
     }
@@ -113,13 +134,27 @@ __device__ __noinline__ void run_cold(u32 turn) {
   finish_slot(turn);
 }
 
+GPURT_FN TeamState run_way(TeamState state) {
+  if constexpr (kHotBody != kNoBody) {
+    if (state.route == 0) return hot_loop<0>(state);
+    if (state.route == 1) return hot_loop<1>(state);
+    if constexpr (matvec::kWays > 2)
+      return state.route == 2 ? hot_loop<2>(state) : hot_loop<3>(state);
+  }
+  return state;
+}
+
 GPURT_FN void run_team() {
   TeamState state{0, static_cast<u32>(gpurt_program.first_step) - 1, 0, 0};
   for (;;) {
-    state = hot_loop(state);
-    if (state.kind == kSlotLeave) break;
-    run_cold(state.turn);
-    ++state.turn;
+    state = open_slot(state);
+    if (state.route == kRouteLeave) break;
+    if (state.route == kRouteCold) {
+      run_cold(state.turn);
+      ++state.turn;
+    } else {
+      state = run_way(state);
+    }
   }
   finish_slot(state.turn);
 }

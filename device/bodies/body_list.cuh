@@ -1,7 +1,7 @@
 // BodyList: the bodies of one compiled kernel by index, as TaskRecord::body counts them.
 //
 // The generated bodies.gen.cuh names the list; scheduler/persistent.cu documents that file. A body
-// with a `run_hot` runs inside the hot loop; all others are called from outside it, each a function
+// with `kWays` runs inside the hot loops; all others are called from outside it, each a function
 // of its own, so that its registers and spills stay its own.
 #pragma once
 #include "context.cuh"
@@ -11,7 +11,7 @@ namespace gpurt {
 constexpr u32 kNoBody = 0xFFFFFFFFu;
 
 template <class Body>
-concept HotBody = requires { &Body::run_hot; };
+concept HotBody = requires { Body::kWays; };
 
 template <class Body>
 __device__ __noinline__ void call_body(const TaskRecord& task, const BodyContext& context) {

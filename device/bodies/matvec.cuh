@@ -125,60 +125,40 @@ struct matvec {
       u64 begin_ns = 0;
       while (__any_sync(~0u, missing())) {
         if (is_look(++polls)) {
-          const Slot& slot = slot_of(turn);
-          const bool ends =
-              threadIdx.x % 32 == 0 &&
-              look(begin_ns, payload_wait_info(slot.record.task_index, slot.step));
+          const bool ends = threadIdx.x % 32 == 0 && look(begin_ns, payload_wait_info(turn));
           if (__any_sync(~0u, ends)) return;
         }
         load(s, chunk);
       }
     }
 
-    // To bf16 pairs in mma order: pair[2j], pair[2j + 1] are B of mma j. Adds squares if normed.
-    GPURT_FN void convert(u32 t, bool normed, const float4 (&weight)[4], u32 (&pair)[8],
-                          f32& squares) const {
-      f32 v[16];
-      if constexpr (X == kBf16) {
+    // To bf16 pairs in mma order: pair[2j], pair[2j + 1] are B of mma j. `norm` is the address of
+    // this lane's weights (f32 x only), 0 if there are none; with them, adds this lane's squares.
+    GPURT_FN void convert(u32 t, u64 norm, u32 (&pair)[8], f32& squares) const {
 #pragma unroll
-        for (u32 i = 0; i < 2; ++i) {
-          pair[4 * i] = raw[t][i].x, pair[4 * i + 1] = raw[t][i].y;
-          pair[4 * i + 2] = raw[t][i].z, pair[4 * i + 3] = raw[t][i].w;
-        }
-        if (!normed) return;
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) {
-          v[2 * i] = __uint_as_float(pair[i] << 16);
-          v[2 * i + 1] = __uint_as_float(pair[i] & 0xFFFF0000u);
-        }
-      } else {
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-          v[4 * i] = __uint_as_float(raw[t][i].x), v[4 * i + 1] = __uint_as_float(raw[t][i].y);
-          v[4 * i + 2] = __uint_as_float(raw[t][i].z), v[4 * i + 3] = __uint_as_float(raw[t][i].w);
+      for (u32 i = 0; i < kGranules; ++i) {
+        const uint4 v = raw[t][i];
+        if constexpr (X == kBf16) {
+          pair[4 * i] = v.x, pair[4 * i + 1] = v.y, pair[4 * i + 2] = v.z, pair[4 * i + 3] = v.w;
+        } else {
+          f32 a = __uint_as_float(v.x), b = __uint_as_float(v.y);
+          f32 c = __uint_as_float(v.z), d = __uint_as_float(v.w);
+          if (norm != 0) {
+            squares = __fmaf_rn(a, a, squares), squares = __fmaf_rn(b, b, squares);
+            squares = __fmaf_rn(c, c, squares), squares = __fmaf_rn(d, d, squares);
+            const float4 weight = __ldg(at<const float4>(norm) + i);
+            a *= weight.x, b *= weight.y, c *= weight.z, d *= weight.w;
+          }
+          pair[2 * i] = pack_bf16x2(a, b), pair[2 * i + 1] = pack_bf16x2(c, d);
         }
       }
-      if (normed) {
-#pragma unroll
-        for (u32 i = 0; i < 16; ++i) squares = __fmaf_rn(v[i], v[i], squares);
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-          v[4 * i] *= weight[i].x, v[4 * i + 1] *= weight[i].y;
-          v[4 * i + 2] *= weight[i].z, v[4 * i + 3] *= weight[i].w;
-        }
-      }
-#pragma unroll
-      for (u32 i = 0; i < 8; ++i) pair[i] = pack_bf16x2(v[2 * i], v[2 * i + 1]);
     }
   };
 
-  // A lane's 16 norm weights of a chunk: ordinary cached loads, the weight never changes.
-  GPURT_FN static void load_norm(const Shape& s, u32 chunk, float4 (&weight)[4]) {
+  // Of a lane's 16 norm weights of a chunk; 0 where there are none.
+  GPURT_FN static u64 norm_address(const Shape& s, u32 chunk) {
     const u32 column = chunk * 64 + threadIdx.x % 4 * 16;
-    if (s.norm == 0 || column >= s.k) return;
-    const float4* from = at<const float4>(s.norm + u64{column} * 4);
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) weight[i] = __ldg(from + i);
+    return s.norm == 0 || column >= s.k ? 0 : s.norm + u64{column} * 4;
   }
 
   // ---- multiply ---------------------------------------------------------------------------------
@@ -220,26 +200,37 @@ struct matvec {
     if (threadIdx.x % 4 == 0) half.squares[group][threadIdx.x % 32 / 4] = squares;
   }
 
-  // Output (step row j of the tile, row r of the task): its K groups, in four chains.
-  GPURT_FN static f32 sum_groups(const Half& half, const Shape& s, u32 j, u32 r) {
+  // Output (step row j of the tile, row r of the task): its K groups, in four chains. GROUPS is a
+  // constant so that every address is one register and an offset.
+  template <u32 GROUPS>
+  GPURT_FN static f32 sum_groups(const Half& half, const Shape& s, u32 j, u32 r, f32 eps) {
     const f32* part = half.part[r / 16] + j * kTokenStride + r % 16;
     f32 chain[4] = {};
 #pragma unroll
-    for (u32 group = 0; group < kVirtual; ++group) {
-      if (group << s.tile_log2 < kVirtual)
-        chain[group % 4] += part[(group << s.tile_log2) * kPartFloats];
-    }
-    return (chain[0] + chain[1]) + (chain[2] + chain[3]);
+    for (u32 group = 0; group < GROUPS; ++group)
+      chain[group % 4] += part[group * (kVirtual / GROUPS) * kPartFloats];
+    const f32 value = (chain[0] + chain[1]) + (chain[2] + chain[3]);
+    if (s.norm == 0) return value;
+    f32 squares = 0;
+#pragma unroll
+    for (u32 group = 0; group < GROUPS; ++group) squares += half.squares[group][j];
+    // Intrinsics here and below: no variant may contract what another does not.
+    return __fmul_rn(value, rsqrtf(__fadd_rn(__fdividef(squares, static_cast<f32>(s.k)), eps)));
   }
 
-  GPURT_FN static f32 inverse_rms(const Half& half, const Shape& s, u32 j, f32 eps) {
-    f32 sum = 0;
-#pragma unroll
-    for (u32 group = 0; group < kVirtual; ++group) {
-      if (group << s.tile_log2 < kVirtual) sum += half.squares[group][j];
+  GPURT_FN static f32 output_of(const Half& half, const Shape& s, u32 j, u32 r, f32 eps) {
+    switch (s.tile_log2) {
+      case 0:
+        return sum_groups<16>(half, s, j, r, eps);
+      case 1:
+        return sum_groups<8>(half, s, j, r, eps);
+      case 2:
+        return sum_groups<4>(half, s, j, r, eps);
+      case 3:
+        return sum_groups<2>(half, s, j, r, eps);
+      default:
+        return sum_groups<1>(half, s, j, r, eps);
     }
-    // Intrinsics here and below: no variant may contract what another does not.
-    return rsqrtf(__fadd_rn(__fdividef(sum, static_cast<f32>(s.k)), eps));
   }
 
   // ---- store ------------------------------------------------------------------------------------
@@ -282,7 +273,7 @@ struct matvec {
     if (!s.residual_payload) return __uint_as_float(v.x);
     u32 polls = 0;
     u64 begin_ns = 0;
-    while (payload_missing(is_sentinel(v), polls, begin_ns, slot_of(turn).record.task_index, step))
+    while (payload_missing(is_sentinel(v), polls, begin_ns, turn))
       v = load_residual(task, s, p, tile, step);
     const u32 word = p.column % 4;
     return __uint_as_float(word == 0 ? v.x : word == 1 ? v.y : word == 2 ? v.z : v.w);
@@ -327,9 +318,8 @@ struct matvec {
     for (u32 at = threadIdx.x; at - at % 32 < outputs; at += kTeamThreads) {
       const Place p = place_of(task, s, at, rows);
       if (tile != 0 || at >= kTeamThreads) residual = load_residual(task, s, p, tile, step);
-      f32 value = p.valid ? sum_groups(half, s, p.j, p.r) : 0.0f;
-      if (s.norm != 0 && p.valid)
-        value = __fmul_rn(value, inverse_rms(half, s, p.j, __uint_as_float(task.param[kEps])));
+      f32 value = 0;
+      if (p.valid) value = output_of(half, s, p.j, p.r, __uint_as_float(task.param[kEps]));
       if (paired) {
         const f32 up = __shfl_down_sync(~0u, value, 1);
         value = __fmul_rn(__fdividef(value, __fadd_rn(1.0f, __expf(-value))), up);
@@ -338,6 +328,15 @@ struct matvec {
         value = __fadd_rn(value, residual_value(task, s, p, tile, step, turn, residual));
       store_y(task, s, p, tile, step, value, paired ? 2 : 1);
     }
+  }
+
+  // This warp's unit of the next stage, into registers; the stage is then the loader's again.
+  GPURT_FN static void take_unit(u32 turn, StageCursor& cursor, u32 warp, uint4 (&unit)[4],
+                                 u32& stall) {
+    stall += wait_stage(cursor, turn);
+    read_unit(shared_address(shared().ring[cursor.stage]) + warp * kUnitBytes, unit);
+    release_stage(cursor);
+    cursor.advance();
   }
 
   // ---- a team of 16 warps: one virtual warp each ---------------------------------------------------
@@ -359,17 +358,15 @@ struct matvec {
     u32 stall = 0;
     for (u32 first = 0; first < s.chunks; first += stride, chunk += stride) {
       uint4 unit[4];
-      float4 weight[4];
       u32 pair[TILES][8];
-      stall += wait_stage(cursor, turn);
-      read_unit(shared_address(shared().ring[cursor.stage]) + warp * kUnitBytes, unit);
-      release_stage(cursor);
-      cursor.advance();
-      load_norm(s, chunk, weight);
+      // A stage is released before its task's input is there where registers allow it.
+      if constexpr (X == kBf16) take_unit(turn, cursor, warp, unit, stall);
       x.wait(s, chunk, turn);
       if (first == 0 && s.x_payload) trace_met(turn);
 #pragma unroll
-      for (u32 t = 0; t < TILES; ++t) x.convert(t, s.norm != 0, weight, pair[t], squares[t]);
+      for (u32 t = 0; t < TILES; ++t)
+        x.convert(t, norm_address(s, chunk), pair[t], squares[t]);
+      if constexpr (X != kBf16) take_unit(turn, cursor, warp, unit, stall);
       x.load(s, chunk + stride);
       // What lies behind a short stage is of an earlier copy: any bits, NaN too.
       if (chunk < s.chunks) {
@@ -440,14 +437,12 @@ struct matvec {
   GPURT_FN static void multiply_group(const Shape& s, Single& single, Activations<X, 2>& x,
                                       u32 stage, u32 group, u32 chunk, u32 turn) {
     const u32 lane = threadIdx.x % 32;
-    float4 weight[4];
     u32 pair[2][8];
     x.load(s, chunk);
-    load_norm(s, chunk, weight);
     x.wait(s, chunk, turn);
 #pragma unroll
     for (u32 t = 0; t < 2; ++t)
-      x.convert(t, s.norm != 0, weight, pair[t], single.squares[t][group][lane]);
+      x.convert(t, norm_address(s, chunk), pair[t], single.squares[t][group][lane]);
     for (u32 tile = 0; tile < 1u << s.tile_log2; ++tile) {
       const u32 v = (group << s.tile_log2) + tile;
       uint4 unit[4];
@@ -472,19 +467,24 @@ struct matvec {
     }
   }
 
-  // ---- the role of the hot loop --------------------------------------------------------------------
+  // ---- the roles of the hot loop -------------------------------------------------------------------
+  // Each way gets a loop of its own, with the registers it needs.
+  static constexpr u32 kWays = kTeamWarps == 1 ? 2 : 4;
+
+  GPURT_FN static u32 way_of(const TaskRecord& task) {
+    const u32 is_bf16 = task.param[kXDtype] == kBf16 ? 1 : 0;
+    if constexpr (kTeamWarps == 1) return is_bf16;
+    const u32 rows = task.param[kSampled] != 0 ? shared().sample_count : shared().rows;
+    return rows <= kRowTile ? is_bf16 : is_bf16 + 2;
+  }
+
+  template <u32 WAY>
   GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32& half) {
-    const TaskRecord& task = slot_of(turn).record;
-    const bool is_bf16 = task.param[kXDtype] == kBf16;
+    constexpr u32 x = WAY % 2 == 1 ? kBf16 : kF32;
     if constexpr (kTeamWarps == 1) {
-      is_bf16 ? run_single<kBf16>(turn, cursor) : run_single<kF32>(turn, cursor);
+      run_single<x>(turn, cursor);
     } else {
-      const u32 rows = task.param[kSampled] != 0 ? shared().sample_count : shared().rows;
-      if (rows <= kRowTile) {
-        is_bf16 ? run_team<kBf16, 1>(turn, cursor, half) : run_team<kF32, 1>(turn, cursor, half);
-      } else {
-        is_bf16 ? run_team<kBf16, 2>(turn, cursor, half) : run_team<kF32, 2>(turn, cursor, half);
-      }
+      run_team<x, WAY / 2 + 1>(turn, cursor, half);
     }
   }
 };

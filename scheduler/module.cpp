@@ -129,6 +129,7 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "The host executor: threads as workers, and atomics on memory shared with them.";
   gpurt::bind_atomics(m);
   m.def("wire_layout", &gpurt::wire_layout);
+  m.def("wire_constants", &gpurt::wire_constants);
   m.def("body_names", &gpurt::body_names);
   m.def("dlpack_view", &gpurt::dlpack_view);
   m.def("clock_ns", [] { return gpurt::clock_ns(); });

@@ -61,6 +61,8 @@ class Worker {
       source_.step_limit = source_.step + 1;
       if (!run_step()) break;
     }
+    // Also after an abort, so that the host counts on no kernel that is leaving.
+    if (controls()) store_release_system(&host_control(program_)->kernel_state, kKernelEnding);
     platform_.step_opened();  // others may sleep, and have to see why this one left
   }
 
@@ -185,6 +187,7 @@ class Worker {
         const u64 seen = load_acquire(counter_address(program_, record.wait[i].counter));
         const u64 needed = counter_target(program_, record.wait[i], step);
         if (seen >= needed) continue;
+        fault.kind = kFaultEdgeTimeout;
         fault.task = task;
         fault.counter = record.wait[i].counter;
         fault.seen = seen;

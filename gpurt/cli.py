@@ -279,7 +279,7 @@ def parse_policy(text: str) -> str | dict[str, str]:
 
 # ---- helpers ---------------------------------------------------------------------------------
 class _Session:
-    """A Runtime and a model, with bars while they come; closed in the end."""
+    """A Runtime and a model, with bars while they come; closed in the end. name: as asked for."""
 
     model: Model
     graph: Graph
@@ -289,6 +289,7 @@ class _Session:
         from gpurt.progress import ProgressBars
         from gpurt.runtime import Runtime
 
+        self.name = model
         self.runtime: Runtime = Runtime(device, **settings)
         self._bars = ProgressBars()
         try:
@@ -338,7 +339,7 @@ def _run_record(session: _Session, ids: list[int], reply: Reply) -> dict[str, An
         "time_to_first_token_ms": stats.time_to_first_token_ms,
         "tokens_per_second": stats.tokens_per_second,
         "device": session.runtime.config.device,
-        "model": session.model.name,
+        "model": session.name,
         "launches": stats.launches,
     }
 

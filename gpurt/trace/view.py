@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -139,13 +140,11 @@ def _cells(
 
 
 def _operators(trace: Trace) -> RenderableType:
-    table = Table("operator", "body", title="operators, per step", title_justify="left")
-    for name in ("tasks", "run us", "share", "task us", "stall us", "wait us", "GB/s"):
-        table.add_column(name, justify="right")
+    names = ("tasks", "run us", "share", "task us", "stall us", "wait us", "GB/s")
+    table = _table("operators, per step", ("operator", *names), left=("operator",))
     for row in analysis.operators(trace)[:TABLE_ROWS]:
         table.add_row(
             row.name,
-            row.body,
             f"{row.tasks:.0f}",
             f"{row.run_us:.1f}",
             f"{row.share:.1%}",
@@ -158,10 +157,9 @@ def _operators(trace: Trace) -> RenderableType:
 
 
 def _waits(trace: Trace) -> RenderableType:
-    table = Table(title="longest waits, and who was late", title_justify="left")
-    for name in ("step", "wait us", "task", "worker", "waited for", "worker", "late us", "why"):
-        right = name in ("step", "wait us", "late us", "worker")
-        table.add_column(name, justify="right" if right else "left")
+    left = ("task", "waited for", "why")
+    names = ("step", "wait us", "on", "task", "waited for", "on", "late us", "why")
+    table = _table("longest waits (on: worker), and who was late", names, left)
     for wait in analysis.longest_waits(trace):
         late = wait.late_operator
         if wait.late_task >= 0:
@@ -169,8 +167,8 @@ def _waits(trace: Trace) -> RenderableType:
         table.add_row(
             str(wait.step),
             f"{wait.wait_us:.1f}",
-            f"{wait.task} {wait.operator}",
             str(wait.worker),
+            f"{wait.task} {wait.operator}",
             late,
             str(wait.late_worker) if wait.late_worker >= 0 else "-",
             f"{wait.late_us:.1f}",
@@ -187,9 +185,7 @@ def _critical(trace: Trace, step: int) -> RenderableType:
         f"critical path of step {step}: {len(path)} tasks, {run / 1e3:.1f} us of"
         f" {(high - low) / 1e3:.1f} us run; the rest are hops and waits"
     )
-    table = Table("operator", title=head, title_justify="left")
-    for name in ("tasks", "run us", "share of step"):
-        table.add_column(name, justify="right")
+    table = _table(head, ("operator", "tasks", "run us", "share of step"), left=("operator",))
     keys = [analysis.operator_key(trace.operators[int(o)].path, trace.name) for o in path["op"]]
     sums: dict[str, list[int]] = {}
     for key, span in zip(keys, path, strict=True):
@@ -203,6 +199,18 @@ def _critical(trace: Trace, step: int) -> RenderableType:
 
 
 # ---- helpers ---------------------------------------------------------------------------------
+def _table(title: str, names: Iterable[str], left: Iterable[str]) -> Table:
+    """Numbers to the right and whole; where the terminal is narrow, names give way."""
+    shape = box.SIMPLE_HEAD
+    table = Table(
+        title=title, title_justify="left", box=shape, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for name in names:
+        side: Literal["left", "right"] = "left" if name in left else "right"
+        table.add_column(name, justify=side, no_wrap=name not in left, overflow="fold")
+    return table
+
+
 def _times(times: Any) -> dict[str, float]:
     if not len(times):
         return {}

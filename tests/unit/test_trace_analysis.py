@@ -58,8 +58,8 @@ def test_longest_wait_blames_the_producer_that_signalled_last():
     [
         (0, 110, 770, 300, "its own run"),
         (0, 110, 770, 700, "its weights came late"),
-        (0, 800, 80, 0, "it waited itself"),
-        (800, 0, 80, 0, "it was claimed late"),
+        (0, 800, 80, 0, "waited itself"),
+        (800, 0, 80, 0, "claimed late"),
     ],
 )
 def test_blame_says_why_the_late_one_was_late(begin, wait, run, stall, why):
@@ -69,6 +69,14 @@ def test_blame_says_why_the_late_one_was_late(begin, wait, run, stall, why):
         trace.spans[f"{name}_ns"][row] = value
     span = trace.spans[trace.spans["task"] == 3][0]
     assert analysis.blame(trace, span).why == why
+
+
+def test_blame_tells_a_waiter_that_looked_late_from_a_producer_that_was_late():
+    trace = hand_trace()
+    row = np.flatnonzero(trace.spans["task"] == 3)[0]
+    trace.spans["wait_ns"][row] = 3000
+    first = analysis.longest_waits(trace, 1)[0]
+    assert (first.task, first.why, first.late_us) == (3, "seen late", 0.48)
 
 
 def test_operators_are_summed_over_layers_with_bytes_and_shares():

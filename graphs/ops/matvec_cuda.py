@@ -1,0 +1,85 @@
+"""matvec on cuda: which rows of W make a task, and in which packing they are streamed.
+
+device/bodies/matvec.cuh computes R x 16 rows a task, R in 1, 2, 4, 8, 16; a stage of the ring then
+holds R row tiles x 16/R chunks of 64 columns. The choice fixes the order of sums, so it hangs on
+the matrix alone, not on workers: as few rows as give enough tasks for the largest GPU of the
+architecture, unless tasks would become so small that their overhead shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpurt.body import Stream, Target, Tile
+from gpurt.errors import GraphError
+from gpurt.graphs.ops.matvec import make_tile
+from gpurt.graphs.ops.packing import (
+    CHUNK,
+    MMA16,
+    ROW_TILE,
+    UNIT_BYTES,
+    mma16_tile_bytes,
+    mma16_tiles,
+)
+
+if TYPE_CHECKING:
+    from gpurt.graph import Operator
+
+ROWS_MAX = 16  # two mma of 8 step rows
+# Beyond this many tasks an operator fills every SM of sm_90 and sm_100 (132 and 148) more than
+# once; then a task should stream this many bytes, three stages of the ring.
+_TASKS = 148
+_TASK_BYTES = 96 << 10
+_ROW_TILES_MAX = 16
+
+
+def tile_cuda(op: Operator, target: Target) -> list[Tile]:
+    """Tiles with their streams. Raises: GraphError for what the body cannot compute."""
+    del target
+    _check(op)
+    n, k = op.args["w"].shape
+    tiles, offset = [], 0
+    for begin, end in mma16_tiles(n, row_tiles(n, k) * ROW_TILE):
+        size = mma16_tile_bytes(end - begin, k)
+        tile = make_tile(op, begin, end)
+        tiles.append(replace(tile, stream=Stream("w", offset, size), cost_bytes=size))
+        offset += size
+    return tiles
+
+
+def packing_cuda(op: Operator, arg: str, target: Target) -> str:
+    """The packing of `w`; other weights stay as stored."""
+    del target
+    if arg != "w":
+        return ""
+    return f"{MMA16}{row_tiles(*op.args['w'].shape)}"
+
+
+def row_tiles(n: int, k: int) -> int:
+    """R: row tiles of 16 rows in a task, a power of two."""
+    all_tiles, chunks = -(-n // ROW_TILE), -(-k // CHUNK)
+    r = 1
+    while r < _ROW_TILES_MAX and all_tiles > _TASKS * r and r * chunks * UNIT_BYTES < _TASK_BYTES:
+        r *= 2
+    return r
+
+
+def _check(op: Operator) -> None:
+    (n, k), rows = op.args["w"].shape, op.args["x"].shape[0]
+    where = f"at {op.path}"
+    if n % ROW_TILE or k % ROW_TILE:
+        msg = f"W is [{n}, {k}], the CUDA body takes multiples of {ROW_TILE} - {where}"
+        raise GraphError(f'{msg} - pad W, or use device="host"')
+    if rows > ROWS_MAX:
+        msg = f"{rows} rows a step, the CUDA body takes {ROWS_MAX} - {where}"
+        raise GraphError(f"{msg} - build the graph with rows={ROWS_MAX} or fewer")
+    for name in ("x", "y", "norm", "residual"):
+        if name in op.args and op.args[name].buffer.dtype.name not in ("f32", "bf16"):
+            dtype = op.args[name].buffer.dtype
+            raise GraphError(f"{name} is {dtype} - {where} - use f32 or bf16")
+    for name in ("norm", "residual"):
+        if name in op.args and op.args[name].buffer.dtype.name != "f32":
+            raise GraphError(f"{name} is {op.args[name].buffer.dtype} - {where} - use f32")
+    if "norm" in op.args and op.args["x"].buffer.dtype.name != "f32":
+        raise GraphError(f"a norm of bf16 x - {where} - keep x in f32")

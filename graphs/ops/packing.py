@@ -1,0 +1,138 @@
+"""Packings: how weights are laid out at load so that a task's bytes are one contiguous range.
+
+Owns: every layout by name, as a pair of numpy functions: `pack` and `packed_bytes`. The executors
+pack a weight once, when a plan is loaded; device/bodies/X.cuh reads the layout.
+
+`mma16xR` (bf16, for mma.sync m16n8k16; R in 1, 2, 4, 8, 16): W [N, K] is cut into tiles of R row
+tiles of 16 rows; what remains at the end is cut into smaller powers of two. A tile is
+
+    for each chunk of 64 columns, for each of its row tiles: a unit of 16 rows x 64 columns, 2 KB
+    unit: for each mma j, for each lane (g = lane / 4, c = lane % 4): 8 elements, 16 bytes
+          element (half, high, e) = W[g + 8 high, 16 c + 4 j + 2 half + e]
+
+so lane c owns columns 16c .. 16c+15 of a chunk, and reads its step rows as 16 neighbours. K is
+padded to whole chunks with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.buffer import DType
+from gpurt.errors import PlanError
+from gpurt.graphs.ops.dtypes import to_bf16, to_float32
+
+ROW_TILE = 16  # rows of W in one mma: its m
+CHUNK = 64  # columns of a unit: four mma of k = 16
+UNIT_BYTES = ROW_TILE * CHUNK * 2
+STAGE_UNITS = 16  # kStageBytes of device/shared_memory.cuh holds as many
+MMA16 = "mma16x"
+_BLOCK_BYTES = 64 << 20  # packed at once: bounds the float32 copy beside a large weight
+
+
+@dataclass(frozen=True)
+class Packer:
+    """One layout. bytes(shape): of a packed weight. pack(stored, shape, dtype): the bytes."""
+
+    bytes: Callable[[Sequence[int]], int]
+    pack: Callable[[NDArray[Any], Sequence[int], DType], NDArray[np.uint8]]
+
+
+def mma16_tiles(n: int, tile_rows: int) -> list[tuple[int, int]]:
+    """The row ranges of W's tiles: `tile_rows` each, then smaller powers of two of 16 rows."""
+    tiles, begin, rows = [], 0, tile_rows
+    while begin < n:
+        while rows > ROW_TILE and begin + rows > _round_up(n, ROW_TILE):
+            rows //= 2
+        tiles.append((begin, min(begin + rows, n)))
+        begin += rows
+    return tiles
+
+
+def mma16_tile_bytes(rows: int, k: int) -> int:
+    """Packed bytes of a tile of `rows` rows, padding included."""
+    return _round_up(rows, ROW_TILE) // ROW_TILE * (_round_up(k, CHUNK) // CHUNK) * UNIT_BYTES
+
+
+def mma16_units(w_NK: NDArray[np.uint16]) -> NDArray[np.uint8]:
+    """One tile of bf16 bit patterns [rows, K] in mma16 order, rows and K padded with zeros."""
+    n, k = w_NK.shape
+    rows, columns = _round_up(n, ROW_TILE), _round_up(k, CHUNK)
+    if (rows, columns) != (n, k):
+        padded = np.zeros((rows, columns), np.uint16)
+        padded[:n, :k] = w_NK
+        w_NK = padded
+    # Two bf16 neighbours move as one 32-bit word: half the elements to permute.
+    words = np.ascontiguousarray(w_NK).view(np.uint32)
+    # [row tile, high, g, chunk, c, j, half]
+    axes = words.reshape(rows // ROW_TILE, 2, 8, columns // CHUNK, 4, 4, 2)
+    return np.ascontiguousarray(axes.transpose(3, 0, 5, 2, 4, 6, 1)).reshape(-1).view(np.uint8)
+
+
+def packed_bytes(name: str, shape: Sequence[int], dtype: DType) -> int:
+    """Bytes of a weight of `shape` in packing `name`. Raises: PlanError for an unknown name."""
+    del dtype  # every packing so far stores bf16
+    return _packer(name).bytes(shape)
+
+
+def pack(name: str, stored: NDArray[Any], shape: Sequence[int], dtype: DType) -> NDArray[np.uint8]:
+    """A weight's stored elements (or blocks) in packing `name`, as bytes.
+
+    stored: any layout of the row-major bytes of `shape` in `dtype`. Raises: PlanError.
+    """
+    return _packer(name).pack(stored, shape, dtype)
+
+
+def _packer(name: str) -> Packer:
+    if name not in PACKERS:
+        raise PlanError(f"unknown packing {name!r} - at weights - use one of {sorted(PACKERS)}")
+    return PACKERS[name]
+
+
+def _mma16(tile_rows: int) -> Packer:
+    def size(shape: Sequence[int]) -> int:
+        n, k = shape
+        return sum(mma16_tile_bytes(end - begin, k) for begin, end in mma16_tiles(n, tile_rows))
+
+    def pack_all(stored: NDArray[Any], shape: Sequence[int], dtype: DType) -> NDArray[np.uint8]:
+        n, k = shape
+        rows = stored.reshape(-1).view(dtype.storage).reshape(n, -1)
+        out = np.empty(size(shape), np.uint8)
+        at = 0
+        for begin, end in _runs(mma16_tiles(n, tile_rows), k):
+            block = _bf16(rows[begin:end], dtype)
+            for first, last in mma16_tiles(n, tile_rows):
+                if begin <= first and last <= end:
+                    units = mma16_units(block[first - begin : last - begin])
+                    out[at : at + units.size] = units
+                    at += units.size
+        return out
+
+    return Packer(size, pack_all)
+
+
+def _runs(tiles: Sequence[tuple[int, int]], k: int) -> list[tuple[int, int]]:
+    """Whole tiles in runs of about _BLOCK_BYTES of float32."""
+    runs: list[tuple[int, int]] = []
+    for begin, end in tiles:
+        if runs and (end - runs[-1][0]) * k * 4 <= _BLOCK_BYTES:
+            runs[-1] = (runs[-1][0], end)
+        else:
+            runs.append((begin, end))
+    return runs
+
+
+def _bf16(stored: NDArray[Any], dtype: DType) -> NDArray[np.uint16]:
+    return stored if dtype.name == "bf16" else to_bf16(to_float32(stored, dtype))
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+PACKERS: dict[str, Packer] = {f"{MMA16}{r}": _mma16(r * ROW_TILE) for r in (1, 2, 4, 8, 16)}

@@ -88,3 +88,20 @@ def build_sim() -> Path:
     sources = [[f] for f in [*FRAMEWORK, "instrumentation.cpp", "cases.cpp", "main.cpp"]]
     sources += [[f, *INSTRUMENTED] for f in PRODUCT]
     return compile_and_link("sim", SIM_FLAGS, sources, WRAPPED)
+
+
+def build_threads() -> Path:
+    """The host executor on real threads, under ThreadSanitizer."""
+    # -Wno-tsan: it knows no fences, and only the end protocol uses one, between two atomic words.
+    flags = [*FLAGS, "-O1", "-fsanitize=thread", "-Wno-tsan"]
+    sources = ["threads.cpp", "model.cpp", "memory.cpp", "../../scheduler/host_executor.cpp"]
+    return compile_and_link("threads", flags, [[f] for f in sources], ["-fsanitize=thread"])
+
+
+def has_thread_sanitizer() -> bool:
+    """Whether the compiler can link ThreadSanitizer's runtime."""
+    command = [compiler(), "-fsanitize=thread", "-x", "c++", "-", "-o", os.devnull]
+    done = subprocess.run(
+        command, input="int main() { return 0; }", capture_output=True, text=True, check=False
+    )
+    return done.returncode == 0

@@ -1,4 +1,4 @@
-"""Llama-type models as a Graph: five operators a layer, from a checkpoint's config and weights.
+"""Llama-type models as a Graph: six operators a layer, five of them one after another.
 
 Covers model_type llama and qwen3: RMSNorm, rotary embedding, grouped-query attention over a paged
 cache, SwiGLU, tied or untied head, and Qwen3's norm of queries and keys.

@@ -2,6 +2,11 @@
 
 from importlib.util import find_spec
 
-REFERENCE_TESTS = ["test_references.py", "test_hf_parity.py", "test_smollm2_live.py"]
+REFERENCE_TESTS = [
+    "test_gguf.py",
+    "test_hf_parity.py",
+    "test_references.py",
+    "test_smollm2_live.py",
+]
 if find_spec("torch") is None or find_spec("transformers") is None:
     collect_ignore = REFERENCE_TESTS

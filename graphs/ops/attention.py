@@ -174,4 +174,5 @@ ATTENTION = Body(
     ),
     tile=tile_attention,
     reference=attention_reference,
+    payload=True,
 )

@@ -50,4 +50,5 @@ EMBED = Body(
     params=("hidden", "table_dtype"),
     tile=tile_embed,
     reference=embed_reference,
+    payload=True,
 )

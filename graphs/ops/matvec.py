@@ -154,6 +154,7 @@ MATVEC = Body(
     tile=tile_matvec,
     reference=matvec_reference,
     packing=packing_matvec,
+    payload=True,
 )
 
 

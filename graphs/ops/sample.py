@@ -90,4 +90,5 @@ SAMPLE = Body(
     params=("vocab",),
     tile=tile_sample,
     reference=sample_reference,
+    payload=True,
 )

@@ -40,6 +40,8 @@ extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads, 1) run_tasks()
     shared().slots[0].record = task;
     shared().slots[0].step = step_state(program)->step;
     shared().leaving = 0;
+    shared().note.kind = 0;
+    shared().note.is_claimed = 0;
     shared().rows = step_state(program)->rows;
     shared().sample_count = step_state(program)->sample_count;
   }
@@ -49,6 +51,13 @@ extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads, 1) run_tasks()
                             at<const SlotState>(program.slots), shared().scratch, blockIdx.x,
                             threadIdx.x, 0, step_state(program)->step};
   Bodies::run_cold(task, context);
+  __syncthreads();
+  const auto& note = shared().note;  // the storer warp would publish it
+  if (threadIdx.x == 0 && note.kind != kFaultNone) {
+    Fault* fault = &at<HostControl>(program.host_control)->fault;
+    for (u32 i = 0; i < 3; ++i) fault->detail[i] = note.detail[i];
+    store_release_system(&fault->kind, note.kind);
+  }
 }
 """
 
@@ -70,18 +79,9 @@ class OneTask:
 
     def __init__(self, body: str, struct: str = "", team_warps: int = 16) -> None:
         self.device = Device.open()
-        header = "\n".join(
-            [
-                "#pragma once",
-                '#include "types.hpp"',
-                f"namespace gpurt {{ constexpr u32 kTeamWarps = {team_warps}, kStageCount = 2; }}",
-                '#include "bodies/body_list.cuh"',
-                f'#include "bodies/{body}.cuh"',
-                f"namespace gpurt {{ using Bodies = BodyList<{struct or body}>; }}",
-            ]
-        )
         arch = self.device.limits.arch
-        self.compiled = compile_source(RUNNER, arch, headers={GENERATED: header}, name="runner.cu")
+        generated = {GENERATED: header(body, struct, team_warps)}
+        self.compiled = compile_source(RUNNER, arch, headers=generated, name="runner.cu")
         self.threads = team_warps * 32
         with self.device.current():
             self.kernel = Kernel(self.device, self.compiled.cubin, "run_tasks")
@@ -114,7 +114,7 @@ class OneTask:
             memory.write(self.kernel.symbol("gpurt_program")[0], program.reshape(1))
             at = np.array([memory.put(records)], np.uint64)
             memory.write(self.kernel.symbol("records")[0], at)
-            smem = 2 * 32768 + 32768 + 4096
+            smem = 2 * 32768 + 65536 + 4096
             self.kernel.resident_blocks(self.threads, smem)
             self.kernel.launch(len(coords), self.threads, smem, self.stream)
             self.device.wait(self.stream)
@@ -154,6 +154,20 @@ class OneTask:
         program["payload_set_bytes"] = payload_set_bytes
         program["context_capacity"] = CONTEXT
         return program
+
+
+def header(body: str, struct: str, team_warps: int) -> str:
+    """bodies.gen.cuh with one body."""
+    return "\n".join(
+        [
+            "#pragma once",
+            '#include "types.hpp"',
+            f"namespace gpurt {{ constexpr u32 kTeamWarps = {team_warps}, kStageCount = 2; }}",
+            '#include "bodies/body_list.cuh"',
+            f'#include "bodies/{body}.cuh"',
+            f"namespace gpurt {{ using Bodies = BodyList<{struct or body}>; }}",
+        ]
+    )
 
 
 class _Memory:

@@ -77,12 +77,16 @@ __device__ __noinline__ TeamState open_slot(TeamState state) {
   if (slot.kind == kSlotLeave) return {state.turn, state.step, state.cursor, kRouteLeave};
   const u32 step = static_cast<u32>(slot.step);
   const bool is_hot = slot.record.body == kHotBody;
-  const bool runs = enter_slot(state.turn, step != state.step, !is_hot);
+  bool syncs = !is_hot;
+  if constexpr (kHotBody != kNoBody) syncs = syncs || matvec::needs_barrier(slot.record);
+  const bool runs = enter_slot(state.turn, step != state.step, syncs);
   u32 route = kRouteCold;
   if constexpr (kHotBody != kNoBody) {
     if (is_hot && runs) route = matvec::way_of(slot.record);
   }
-  return {state.turn, step, state.cursor, route};
+  // A step whose gate was not passed stays new: all its tasks are skipped, since their weights in
+  // the ring are no longer where a task would look for them.
+  return {state.turn, runs ? step : state.step, state.cursor, route};
 }
 
 // The slot that was opened, then all that follow the same way in the same step.
@@ -100,7 +104,7 @@ __device__ __noinline__ TeamState hot_loop(TeamState state) {
     if (slot.kind != kSlotTask || static_cast<u32>(slot.step) != state.step ||
         slot.record.body != kHotBody || matvec::way_of(slot.record) != WAY)
       break;
-    if (!enter_slot(turn, false, false)) break;
+    if (!enter_slot(turn, false, matvec::needs_barrier(slot.record))) break;
   }
   return {turn, state.step, pack_cursor(cursor, half), 0};
 }

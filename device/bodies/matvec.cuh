@@ -471,6 +471,13 @@ struct matvec {
   // Each way gets a loop of its own, with the registers it needs.
   static constexpr u32 kWays = kTeamWarps == 1 ? 2 : 4;
 
+  // Whether a task without counter edges must follow a team barrier: an ordinary input may be what
+  // this team wrote in the task before (an order edge). Payload inputs tell by themselves.
+  GPURT_FN static bool needs_barrier(const TaskRecord& task) {
+    return !payload(task, kArgX) ||
+           (task.addr[kArgResidual] != 0 && !payload(task, kArgResidual));
+  }
+
   GPURT_FN static u32 way_of(const TaskRecord& task) {
     const u32 is_bf16 = task.param[kXDtype] == kBf16 ? 1 : 0;
     if constexpr (kTeamWarps == 1) return is_bf16;

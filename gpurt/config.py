@@ -23,9 +23,13 @@ PolicyChoice = PolicyName | Mapping[str, PolicyName]
 POLICIES = ("static", "claim", "ready")
 EDGES = ("counter", "payload", "auto")
 MAX_HOST_WORKERS = 1024
+# A kernel that must go before it took its first request would be launched once more for it.
+MIN_RESIDENCY_MS = 1
 # Read elsewhere: the folder of compiled kernels and of fetched models, the host bodies' ISA.
 OTHER_VARIABLES = ("GPURT_CACHE_DIR", "GPURT_SIMD")
 VARIABLES = ("GPURT_DEBUG", "GPURT_TRACE", *OTHER_VARIABLES)
+# GPURT_DEBUG: logging levels of 1 (options, launches, faults), 2 (requests), 3 (plans), 4 (waits).
+DEBUG_LEVELS = {1: 20, 2: 15, 3: 10, 4: 5}
 # What `gpurt plan --device NAME` can plan for without the device: SM count, architecture, shared
 # memory of one block, L2 (NVIDIA's published figures).
 KNOWN_TARGETS: dict[str, tuple[int, str, int, int]] = {
@@ -129,6 +133,9 @@ def resolve(
         raise ConfigError(f"team_warps is {team_warps!r} - at Runtime - use 16 or 1")
     _number("linger_ms", linger_ms, above_zero=True, hint="use resident=True to keep the kernel")
     _number("residency_ms", residency_ms, hint="0 sets no limit")
+    if 0 < residency_ms < MIN_RESIDENCY_MS:
+        what = f"residency_ms is {residency_ms!r}"
+        raise ConfigError(f"{what} - at Runtime - use {MIN_RESIDENCY_MS} or more, or 0: no limit")
     _number("wait_timeout_ms", wait_timeout_ms, above_zero=True, hint="use more than 0")
     _count("queue_capacity", queue_capacity, 1, 65536)
     if prefill_rows is not None:

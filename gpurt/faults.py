@@ -1,12 +1,17 @@
 """Faults in words: which task gave up, on which edge, who did not signal and where they are stuck.
 
-A Fault record has numbers; the Plan has the names, and the spans of the faulting step tell which
-tasks ran. Host only; everything here runs after the kernel has ended.
+A Fault record has numbers; the Plan has the names, the spans of the faulting step tell which tasks
+ran, and the counters which edges are still open. Of several waits that ran out together, any may
+be the one that is reported: so what is late is followed back to where it began.
+Host only; everything here runs after the kernel has ended.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from gpurt.wire import FaultKind
 
@@ -18,8 +23,12 @@ NAMED_PRODUCERS = 3  # more make a line nobody reads
 STEP_MASK = (1 << 32) - 1  # a span keeps the low half of the step's number
 
 
-def describe_fault(plan: Plan, fault: Any, raw: RawTrace | None) -> str:
-    """One line: what, with numbers - where - what to do. `fault`: a numpy record of wire.FAULT."""
+def describe_fault(
+    plan: Plan, fault: Any, raw: RawTrace | None, counters: NDArray[Any] | None
+) -> str:
+    """One line: what, with numbers - where - what to do. fault: a numpy record of wire.FAULT; raw,
+    counters: of its executor after the end, None if its workers are still there.
+    """
     kind, task, worker = int(fault["kind"]), int(fault["task"]), int(fault["worker"])
     if kind == FaultKind.CHECK_IN:
         what = f"{int(fault['seen'])} of {int(fault['needed'])} workers checked in"
@@ -37,7 +46,7 @@ def describe_fault(plan: Plan, fault: Any, raw: RawTrace | None) -> str:
         return f"{who} raised in step {step} - at {path} - see the exception that caused this"
     waited = f"{who} waited {int(fault['waited_ns']) / 1e6:.0f} ms in step {step}"
     numbers = f"seen {int(fault['seen'])}, needed {int(fault['needed'])}"
-    history = _History(plan, raw, step)
+    history = _History(plan, raw, counters, fault)
     if kind == FaultKind.EDGE_TIMEOUT:
         counter = int(fault["counter"])
         late = history.blame_counter(counter)
@@ -59,10 +68,14 @@ def task_name(plan: Plan, task: int) -> str:
 
 
 class _History:
-    """Which tasks of one step ran, as far as spans tell."""
+    """What ran in the faulting step, and what is still open, as far as spans and counters tell."""
 
-    def __init__(self, plan: Plan, raw: RawTrace | None, step: int) -> None:
+    def __init__(
+        self, plan: Plan, raw: RawTrace | None, counters: NDArray[Any] | None, fault: Any
+    ) -> None:
         self._plan = plan
+        self._counters = counters
+        self._round = _round(plan, fault)
         self._ran: set[int] | None = None
         self._worker_of = {
             task: worker
@@ -73,16 +86,13 @@ class _History:
         if raw is not None and any(len(s) for s in raw.spans):
             self._ran = set()
             for spans in raw.spans:
-                here = spans[spans["step"] == (step & STEP_MASK)]
+                here = spans[spans["step"] == (int(fault["step"]) & STEP_MASK)]
                 self._ran.update(int(t) for t in here["task"])
 
     def blame_counter(self, counter: int) -> str:
         if counter >= len(self._plan.counters):
             return "the plan has no such counter"
-        entry = self._plan.counters[counter]
-        if not entry.producers:
-            return "no task signals it"
-        return self._blame(entry.producers)
+        return self._blame(self._plan.counters[counter].producers)
 
     def blame_payload(self, task: int) -> str:
         op = self._plan.tasks[task].op
@@ -95,49 +105,74 @@ class _History:
         counters = [c for c, _ in self._plan.tasks[task].waits]
         return self._blame([p for c in counters for p in self._plan.counters[c].producers])
 
-    def _blame(self, producers: list[int] | tuple[int, ...]) -> str:
+    def _blame(self, producers: Sequence[int]) -> str:
+        if not producers:
+            return "no task signals it"
         if self._ran is None:
-            names = ", ".join(task_name(self._plan, p) for p in producers[:NAMED_PRODUCERS])
-            return f"its producers are {names or 'none'} (no trace says which of them ran)"
+            return f"its producers are {self._names(producers)} (no trace says which of them ran)"
         missing = [p for p in producers if p not in self._ran]
         if not missing:
-            names = ", ".join(task_name(self._plan, p) for p in producers[:NAMED_PRODUCERS])
-            return f"all its producers ran: {names or 'none'}"
-        parts = [f"{task_name(self._plan, p)} {self._stuck(p)}" for p in missing[:NAMED_PRODUCERS]]
+            return f"all its producers ran: {self._names(producers)}"
+        parts = [f"{task_name(self._plan, p)}, {self._stuck(p)}" for p in missing[:NAMED_PRODUCERS]]
         more = len(missing) - len(parts)
         return "did not signal: " + "; ".join(parts) + (f"; {more} more" if more > 0 else "")
 
     def _stuck(self, task: int) -> str:
-        """Where `task` is stuck, followed to the first task that had all it needed."""
-        chain, seen = task, {task}
-        while True:
-            late = self._first_missing(chain)
-            if late is None or late in seen:
+        """Where `task` is stuck, followed back to the first one that lacks nothing or nobody."""
+        seen, open_edge = [task], self._open_edge(task)
+        while open_edge is not None:
+            producers = self._plan.counters[open_edge[0]].producers
+            late = [p for p in producers if p not in (self._ran or ()) and p not in seen]
+            if not late:
                 break
-            chain = late
-            seen.add(late)
-        if chain == task:
-            return f"had all it waits for and {self._place(task)}"
-        return f"waits for {task_name(self._plan, chain)}, which {self._place(chain)}"
+            seen.append(late[0])
+            open_edge = self._open_edge(late[0])
+        last = seen[-1]
+        who = "it" if last == task else f"it waits for {task_name(self._plan, last)}, which"
+        if open_edge is None:
+            return f"{who} {self._place(last)}"
+        counter, count, needed = open_edge
+        producers = self._plan.counters[counter].producers
+        ran = f"though all its producers ran: {self._names(producers)}"
+        why = ran if producers else "which no task signals"
+        return f"{who} waits for counter {counter}: seen {count}, needed {needed}, {why}"
 
-    def _first_missing(self, task: int) -> int | None:
-        ran = self._ran or set()
-        for counter, _ in self._plan.tasks[task].waits:
-            for producer in self._plan.counters[counter].producers:
-                if producer not in ran:
-                    return producer
+    def _open_edge(self, task: int) -> tuple[int, int, int] | None:
+        """(counter, seen, needed) of the first wait of `task` that is not met."""
+        for counter, signals in self._plan.tasks[task].waits:
+            needed = signals * self._round
+            producers = self._plan.counters[counter].producers
+            if self._counters is not None:
+                if int(self._counters[counter]) < needed:
+                    return counter, int(self._counters[counter]), needed
+            elif any(p not in (self._ran or ()) for p in producers):
+                return counter, needed - 1, needed
         return None
 
     def _place(self, task: int) -> str:
+        """What became of a task that had all it waits for."""
         worker = self._worker_of.get(task)
         if worker is None:
-            return "was never finished by any worker"
-        ran = self._ran or set()
-        for tasks in self._plan.lists[worker]:
-            for other in tasks:
-                if other == task:
-                    return f"did not finish on worker {worker}"
-                if other not in ran:
-                    name = task_name(self._plan, other)
-                    return f"stands behind {name} in the list of worker {worker}"
-        return f"did not finish on worker {worker}"
+            return "was not finished by any worker"
+        for other in (t for tasks in self._plan.lists[worker] for t in tasks):
+            if other == task:
+                break
+            if other not in (self._ran or ()):
+                name = task_name(self._plan, other)
+                return f"stands behind {name} in the list of worker {worker}"
+        return f"had all it waits for and did not finish on worker {worker}"
+
+    def _names(self, tasks: Sequence[int]) -> str:
+        names = ", ".join(task_name(self._plan, t) for t in tasks[:NAMED_PRODUCERS])
+        more = len(tasks) - NAMED_PRODUCERS
+        return names + (f" and {more} more" if more > 0 else "")
+
+
+def _round(plan: Plan, fault: Any) -> int:
+    """Which step since launch it was, from 1: counters grow by their signals in each."""
+    task, counter = int(fault["task"]), int(fault["counter"])
+    if int(fault["kind"]) == FaultKind.EDGE_TIMEOUT:
+        for index, signals in plan.tasks[task].waits:
+            if index == counter and signals:
+                return int(fault["needed"]) // signals
+    return int(fault["step"]) + 1

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.arrays import from_storage, to_storage
-from gpurt.config import Environment, RuntimeConfig, read_environment, resolve
+from gpurt.config import DEBUG_LEVELS, Environment, RuntimeConfig, read_environment, resolve
 from gpurt.errors import ClosedError, GraphError, PlanError, RequestError
 from gpurt.executors.base import Options
 from gpurt.request import Request, Sampling, check_prompt
@@ -85,7 +85,7 @@ class Runtime:
             prefill_rows=prefill_rows,
         )
         _set_debug(self._environment.debug)
-        log.info("runtime\n%s", self.config)
+        log.log(DEBUG_LEVELS[1], "runtime\n%s", self.config)
         self._lock = threading.RLock()
         self._sessions: list[Session] = []
         self._active: Session | None = None
@@ -116,7 +116,7 @@ class Runtime:
             self._drain_active()
             if session is not None:
                 self._drop(session)
-            log.debug("%s", plan)
+            log.log(DEBUG_LEVELS[3], "%s", plan)
             executor = _load(plan, graph, self.config, progress)
             session = Session(graph, plan, executor, self.config.wait_timeout_ms)
             self._sessions.append(session)
@@ -329,10 +329,10 @@ def _check_written(session: Session, arrays: Mapping[str, Any]) -> None:
 
 
 def _set_debug(level: int) -> None:
-    """GPURT_DEBUG: 1 errors and launches, 2 requests, 3 plans, 4 all."""
+    """GPURT_DEBUG: what the logger of gpurt says on stderr. 0 leaves it to the program."""
     if level and not log.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("gpurt: %(message)s"))
         log.addHandler(handler)
     if level:
-        log.setLevel({1: logging.INFO, 2: logging.INFO, 3: logging.DEBUG, 4: 1}[level])
+        log.setLevel(DEBUG_LEVELS[level])

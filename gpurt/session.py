@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.arrays import from_storage
+from gpurt.config import DEBUG_LEVELS
 from gpurt.errors import ClosedError, FaultError, GpurtError, RingFullError, TraceError
 from gpurt.faults import describe_fault
 from gpurt.request import WAIT_SLICE_S, Request
@@ -179,6 +180,7 @@ class Session:
             for request in self.in_flight:
                 self._collect(request)
             fault = self._view.fault()
+            log.log(DEBUG_LEVELS[4], "%d in flight, fault %s", len(self.in_flight), fault)
             if fault is not None:
                 self._fail(fault)
             elif self.in_flight and not self.executor.running():
@@ -291,7 +293,8 @@ class Session:
         self._occupants[request.entry] = None
         # Last: readers look at it without the lock.
         request.finish_reason = reason
-        log.info("request %d ended: %s, %d tokens", request.sequence, reason, len(request.tokens))
+        count = len(request.tokens)
+        log.log(DEBUG_LEVELS[2], "request %d: %s, %d tokens", request.sequence, reason, count)
 
     # ---- helpers: launch -----------------------------------------------------------------
     def _ensure_running(self, request: Request) -> None:
@@ -313,7 +316,7 @@ class Session:
         for waiting in self.in_flight:
             waiting.launch_index = self._launches
         self._heartbeat = (int(self._view.control["heartbeat"]), time.monotonic())
-        log.info("launch %d for request %d", self._launches, request.sequence)
+        log.log(DEBUG_LEVELS[1], "launch %d for request %d", self._launches, request.sequence)
 
     def _relaunch(self) -> None:
         """The kernel ended with requests queued: its residency was over, or it had to yield."""
@@ -357,12 +360,13 @@ class Session:
         self._view.request_abort()
         self.broken = not self.executor.join(self._drain_s)
         raw = None if self.broken else self.executor.raw_trace()
-        error = FaultError(describe_fault(self.plan, fault, raw))
+        counters = None if self.broken else self.executor.counters()
+        error = FaultError(describe_fault(self.plan, fault, raw, counters))
         error.__cause__ = self.executor.fault_cause()
         self._fail_all(error)
 
     def _fail_all(self, error: FaultError) -> None:
-        log.error("%s", error)
+        log.log(DEBUG_LEVELS[1], "fault: %s", error)
         for request in self.in_flight:
             self._collect(request)
             if not request.done:

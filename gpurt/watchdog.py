@@ -52,7 +52,9 @@ class Watchdog:
     def _run(self) -> None:
         while True:
             with self._wakeup:
-                self._wakeup.wait(INTERVAL_S if self._busy else None)
+                # What came while this thread was looking around must not wait for a call.
+                if not self._stopped:
+                    self._wakeup.wait(INTERVAL_S if self._busy else None)
                 if self._stopped:
                     return
                 self._busy = False

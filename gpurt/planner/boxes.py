@@ -6,6 +6,7 @@ A box is one half-open range an axis. Many boxes are an int64 array [count, axes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from math import prod
 
 import numpy as np
@@ -15,6 +16,10 @@ from gpurt.plan import Bounds
 
 Boxes = NDArray[np.int64]
 Matrix = NDArray[np.bool_]
+
+_FEW = 8  # boxes below which plain loops beat numpy
+_CELLS = 256
+_CELLS_PER_BOX = 8
 
 
 def boxes_of(bounds: Sequence[Bounds]) -> Boxes:
@@ -33,21 +38,18 @@ def overlaps(a: Boxes, b: Boxes) -> Matrix:
 
 def overlap(a: Bounds, b: Bounds) -> bool:
     """Whether two boxes share an element."""
-    return all(
-        low < other_high and other_low < high
-        for (low, high), (other_low, other_high) in zip(a, b, strict=True)
-    )
+    for (low, high), (other_low, other_high) in zip(a, b, strict=True):
+        if low >= other_high or other_low >= high:
+            return False
+    return True
 
 
-def covered_by_disjoint(a: Boxes, b: Boxes) -> Matrix:
-    """[len(a)]: whether the boxes b, which are disjoint, cover each of a."""
-    volume = np.ones((len(a), len(b)), dtype=np.int64)
-    for axis in range(a.shape[1]):
-        low = np.maximum(a[:, axis, 0, None], b[None, :, axis, 0])
-        high = np.minimum(a[:, axis, 1, None], b[None, :, axis, 1])
-        volume *= np.maximum(high - low, 0)
-    whole = np.prod(a[:, :, 1] - a[:, :, 0], axis=1)
-    return np.asarray(volume.sum(axis=1) == whole, dtype=np.bool_)
+def shared(a: Bounds, b: Bounds) -> int:
+    """Elements that two boxes share."""
+    count = 1
+    for (low, high), (other_low, other_high) in zip(a, b, strict=True):
+        count *= max(0, min(high, other_high) - max(low, other_low))
+    return count
 
 
 def are_disjoint(bounds: Sequence[Bounds]) -> bool:
@@ -67,8 +69,12 @@ def first_uncovered(box: Bounds, covers: Sequence[Bounds]) -> Bounds | None:
     """A part of `box` that none of `covers` touches, as large as is simple; None if covered."""
     if not covers:
         return box
-    for cover in covers[:4]:  # the common case, without numpy
-        if all(c <= a and b <= d for (a, b), (c, d) in zip(box, cover, strict=True)):
+    if len(covers) <= _FEW:  # the common case, without numpy
+        parts = [shared(box, cover) for cover in covers]
+        if max(parts) == volume(box):
+            return None
+        pairs = combinations(covers, 2)
+        if sum(parts) == volume(box) and not any(overlap(one, two) for one, two in pairs):
             return None
     near = boxes_of(covers)[np.flatnonzero(overlaps(boxes_of([box]), boxes_of(covers))[0])]
     if not len(near):
@@ -111,34 +117,93 @@ def text(name: str, bounds: Bounds) -> str:
     return f"{name}[{', '.join(f'{low}:{high}' for low, high in bounds)}]"
 
 
-class BoxSet:
-    """Boxes of one buffer, each once, that answers what touches a box."""
+class BoxIndex:
+    """Boxes of one buffer by number, found by what they touch.
 
-    def __init__(self, axes: int) -> None:
-        self.bounds: list[Bounds] = []
-        self._known: set[Bounds] = set()
-        self._boxes = np.zeros((8, axes, 2), dtype=np.int64)
+    Narrow boxes lie in the cells of a grid along the longest axis; questions about wide ones scan
+    all boxes with numpy.
+    """
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self._axis = max(range(len(shape)), key=lambda axis: shape[axis])
+        self._cell = max(1, -(-shape[self._axis] // _CELLS))
+        self._cells: dict[int, list[int]] = {}
+        self._wide: list[int] = []
+        self._boxes = np.zeros((8, len(shape), 2), dtype=np.int64)
+        self._numbers: list[int] = []  # of each row of _boxes in use
+        self._rows: dict[int, int] = {}
+        self._next = 0
+        self.bounds: dict[int, Bounds] = {}
+
+    def add(self, bounds: Bounds) -> int:
+        """Add a box. Returns: its number, from 0, never used again."""
+        number, self._next = self._next, self._next + 1
+        self.bounds[number] = bounds
+        if len(self._numbers) == len(self._boxes):
+            self._make_room()
+        self._rows[number] = len(self._numbers)
+        self._boxes[len(self._numbers)] = bounds
+        self._numbers.append(number)
+        cells = self._span(bounds)
+        if len(cells) > _CELLS_PER_BOX:
+            self._wide.append(number)
+        else:
+            for cell in cells:
+                self._cells.setdefault(cell, []).append(number)
+        return number
+
+    def remove(self, number: int) -> None:
+        """Forget a box."""
+        bounds = self.bounds.pop(number)
+        self._boxes[self._rows.pop(number)] = 0  # an empty box touches nothing
+        cells = self._span(bounds)
+        if len(cells) > _CELLS_PER_BOX:
+            self._wide.remove(number)
+        else:
+            for cell in cells:
+                self._cells[cell].remove(number)
+
+    def near(self, bounds: Bounds) -> list[int]:
+        """Numbers of the boxes that share an element with this one, ascending."""
+        cells = self._span(bounds)
+        if len(self.bounds) <= _FEW:
+            found = list(self.bounds)
+        elif len(cells) > _CELLS_PER_BOX or len(self._wide) > _CELLS:
+            hits = overlaps(boxes_of([bounds]), self._boxes[: len(self._numbers)])[0]
+            return [self._numbers[i] for i in np.flatnonzero(hits).tolist()]
+        else:
+            several = [self._cells.get(cell, []) for cell in cells]
+            found = sorted({i for cell in (*several, self._wide) for i in cell})
+        return [i for i in found if overlap(bounds, self.bounds[i])]
+
+    def _span(self, bounds: Bounds) -> range:
+        low, high = bounds[self._axis]
+        return range(low // self._cell, (high - 1) // self._cell + 1)
+
+    def _make_room(self) -> None:
+        alive = [row for row, number in enumerate(self._numbers) if number in self.bounds]
+        boxes = np.zeros((max(8, 2 * len(alive)), *self._boxes.shape[1:]), dtype=np.int64)
+        boxes[: len(alive)] = self._boxes[alive]
+        self._boxes = boxes
+        self._numbers = [self._numbers[row] for row in alive]
+        self._rows = {number: row for row, number in enumerate(self._numbers)}
+
+
+class BoxSet:
+    """Boxes of one buffer, each once."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.index = BoxIndex(shape)
+        self.numbers: dict[Bounds, int] = {}
 
     def add(self, bounds: Bounds) -> None:
         """Add a box; one that is there stays once."""
-        if bounds in self._known:
-            return
-        count = len(self.bounds)
-        if count == len(self._boxes):
-            self._boxes = np.concatenate([self._boxes, np.zeros_like(self._boxes)])
-        self._boxes[count] = bounds
-        self._known.add(bounds)
-        self.bounds.append(bounds)
-
-    def near(self, bounds: Bounds) -> list[int]:
-        """Indices into `bounds` of the boxes that share an element with this one."""
-        if len(self.bounds) <= 8:
-            return [i for i, other in enumerate(self.bounds) if overlap(bounds, other)]
-        hits = overlaps(boxes_of([bounds]), self._boxes[: len(self.bounds)])[0]
-        return [int(i) for i in np.flatnonzero(hits)]
+        if bounds not in self.numbers:
+            self.numbers[bounds] = self.index.add(bounds)
 
     def covers(self, bounds: Bounds) -> bool:
         """Whether all of a box lies in the union."""
-        if bounds in self._known:
+        if bounds in self.numbers:
             return True
-        return first_uncovered(bounds, [self.bounds[i] for i in self.near(bounds)]) is None
+        near = [self.index.bounds[i] for i in self.index.near(bounds)]
+        return first_uncovered(bounds, near) is None

@@ -57,7 +57,7 @@ def check_graph(graph: Graph) -> None:
                     )
             index = region.buffer.index
             if index not in written:
-                written[index] = BoxSet(len(region.bounds))
+                written[index] = BoxSet(region.buffer.shape)
             written[index].add(region.bounds)
     sampled = graph.sampled
     if sampled is not None:

@@ -15,6 +15,8 @@ from gpurt.plan import Bounds, Plan
 from gpurt.planner.boxes import BoxSet, first_uncovered, text
 from gpurt.planner.check_layout import fail, is_rearm
 
+_Tasks = tuple[int, int]  # (first task, bitset counted from it): short where tasks are near
+
 
 def check_order(plan: Plan) -> None:
     """Raises: PlanError naming the first task that is out of order with another.
@@ -85,9 +87,7 @@ class _Accesses:
         self._plan = plan
         written = {b for t in plan.tasks for b, _ in t.writes}
         shared = {b for t in plan.tasks for b, _ in t.reads if plan.buffers[b].memory != "weight"}
-        self._buffers = {
-            b: _BufferAccess(len(plan.buffers[b].shape)) for b in sorted(written | shared)
-        }
+        self._buffers = {b: _BufferAccess(plan.buffers[b].shape) for b in sorted(written | shared)}
         for task in plan.tasks:
             for number, bounds in (*task.reads, *task.writes):
                 if number in self._buffers:
@@ -139,49 +139,39 @@ class _Accesses:
 
 
 class _BufferAccess:
-    """The distinct regions of one buffer and the bitsets of tasks that read and wrote them."""
+    """The distinct regions of one buffer and which tasks read and wrote them."""
 
-    def __init__(self, axes: int) -> None:
-        self._boxes = BoxSet(axes)
-        self._number: dict[Bounds, int] = {}
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._boxes = BoxSet(shape)
         self._near: dict[int, list[int]] = {}
-        self._readers: list[int] = []
-        self._writers: list[int] = []
+        self._readers: dict[int, _Tasks] = {}
+        self._writers: dict[int, _Tasks] = {}
         self._covered: set[int] = set()
         self._version = 0  # of all writers, so that equal questions are answered once
         self._known: dict[int, tuple[int, int]] = {}
 
     def declare(self, bounds: Bounds) -> None:
-        if bounds not in self._number:
-            self._number[bounds] = len(self._number)
-            self._boxes.add(bounds)
-            self._readers.append(0)
-            self._writers.append(0)
+        self._boxes.add(bounds)
 
     def writers(self, bounds: Bounds) -> int:
-        number = self._number[bounds]
+        number = self._boxes.numbers[bounds]
         version, users = self._known.get(number, (-1, 0))
         if version != self._version:
-            users = 0
-            for other in self._overlapping(number, bounds):
-                users |= self._writers[other]
+            users = self._union(self._writers, self._overlapping(number, bounds))
             self._known[number] = (self._version, users)
         return users
 
     def readers(self, bounds: Bounds) -> int:
-        users = 0
-        for other in self._overlapping(self._number[bounds], bounds):
-            users |= self._readers[other]
-        return users
+        return self._union(self._readers, self._overlapping(self._boxes.numbers[bounds], bounds))
 
     def covers(self, bounds: Bounds) -> list[Bounds]:
-        near = self._overlapping(self._number[bounds], bounds)
-        return [self._boxes.bounds[i] for i in near if self._writers[i]]
+        near = self._overlapping(self._boxes.numbers[bounds], bounds)
+        return [self._boxes.index.bounds[i] for i in near if i in self._writers]
 
     def covered(self, bounds: Bounds) -> bool:
-        number = self._number[bounds]
+        number = self._boxes.numbers[bounds]
         if number not in self._covered:
-            if not self._writers[number] and (
+            if number not in self._writers and (
                 first_uncovered(bounds, self.covers(bounds)) is not None
             ):
                 return False
@@ -189,17 +179,32 @@ class _BufferAccess:
         return True
 
     def add_reader(self, bounds: Bounds, task: int) -> None:
-        self._readers[self._number[bounds]] |= 1 << task
+        number = self._boxes.numbers[bounds]
+        self._readers[number] = _with(self._readers.get(number), task)
 
     def add_writer(self, bounds: Bounds, task: int) -> None:
-        self._writers[self._number[bounds]] |= 1 << task
+        number = self._boxes.numbers[bounds]
+        self._writers[number] = _with(self._writers.get(number), task)
         self._version += 1
 
     def _overlapping(self, number: int, bounds: Bounds) -> list[int]:
         near = self._near.get(number)
         if near is None:
-            near = self._near[number] = self._boxes.near(bounds)
+            near = self._near[number] = self._boxes.index.near(bounds)
         return near
+
+    def _union(self, users: dict[int, _Tasks], numbers: list[int]) -> int:
+        union = 0
+        for number in numbers:
+            if number in users:
+                first, bits = users[number]
+                union |= bits << first
+        return union
+
+
+def _with(tasks: _Tasks | None, task: int) -> _Tasks:
+    """Tasks come in ascending order, so `first` never changes."""
+    return (task, 1) if tasks is None else (tasks[0], tasks[1] | 1 << (task - tasks[0]))
 
 
 def _lowest(bitset: int) -> int:

@@ -23,7 +23,6 @@ from gpurt.planner.draft import DraftOp, bits_of
 Needs = dict[DraftOp, int]  # producer -> bitset of its tiles, counted from its first
 Regions = dict[Bounds, int]  # region -> bitset of the tiles that access it
 
-_SMALL = 24  # pairs of boxes below which plain loops beat numpy
 _CHUNK_PAIRS = 1 << 21
 
 
@@ -42,7 +41,7 @@ class Hazards:
         """exempt: indices of buffers whose edges are payload edges."""
         written = {r.buffer.index for op in graph.operators for r in op.writes}
         self._buffers = graph.buffers
-        self._histories = {i: _History(len(graph.buffers[i].shape)) for i in sorted(written)}
+        self._histories = {i: _History(graph.buffers[i].shape) for i in sorted(written)}
         self._exempt = exempt
         self.causes: dict[tuple[int, int], dict[str, None]] = {}  # (producer, consumer) -> buffers
 
@@ -55,13 +54,13 @@ class Hazards:
         for index, access in self._accesses(tiles).items():
             history, buffer = self._histories[index], self._buffers[index]
             disjoint = _check_tiles(op, buffer, access, len(tiles))
-            for regions, kinds in ((access.reads, False), (access.writes, True)):
-                for found, users in zip(
-                    history.find(list(regions), kinds), regions.values(), strict=True
-                ):
-                    self._merge(op, buffer, found, users, needs)
+            for bounds, users in access.reads.items():
+                self._merge(op, buffer, history.written(bounds), users, needs)
+            covered: dict[int, int] = {}
+            for bounds, users in access.writes.items():
+                self._merge(op, buffer, history.touched(bounds, covered), users, needs)
             if disjoint:
-                history.forget(list(access.writes))
+                history.forget(covered)
             history.add(op, access)
         return needs
 
@@ -95,99 +94,54 @@ class Hazards:
 
 
 class _History:
-    """Accesses to one buffer, oldest first."""
+    """Accesses to one buffer that later ones may conflict with."""
 
-    def __init__(self, axes: int) -> None:
-        self.count = 0
-        self.bounds: list[Bounds] = []
-        self.ops: list[DraftOp] = []
-        self.tiles: list[int] = []
-        self.written: list[bool] = []
-        self._boxes = np.zeros((16, axes, 2), dtype=np.int64)
-        self._is_write = np.zeros(16, dtype=np.bool_)
+    def __init__(self, shape: Sequence[int]) -> None:
+        self._reads = boxes.BoxIndex(shape)
+        self._writes = boxes.BoxIndex(shape)
+        self._readers: dict[int, tuple[DraftOp, int]] = {}  # box -> (operator, its tiles)
+        self._writers: dict[int, tuple[DraftOp, int]] = {}
 
-    def find(self, regions: list[Bounds], with_reads: bool) -> list[Needs]:
-        """For each region what it conflicts with; a read does not conflict with reads."""
-        if not self.count or not regions:
-            return [{} for _ in regions]
-        if len(regions) * self.count <= _SMALL:
-            return [self._find_one(region, with_reads) for region in regions]
-        result: list[Needs] = []
-        known: dict[bytes, Needs] = {}
-        array = boxes.boxes_of(regions)
-        step = max(1, _CHUNK_PAIRS // self.count)
-        for start in range(0, len(regions), step):
-            hits = boxes.overlaps(array[start : start + step], self._boxes[: self.count])
-            if not with_reads:
-                hits &= self._is_write[None, : self.count]
-            for row in hits:
-                key = row.tobytes()
-                if key not in known:
-                    known[key] = self._collect([int(i) for i in np.flatnonzero(row)])
-                result.append(known[key])
-        return result
+    def written(self, bounds: Bounds) -> Needs:
+        """Who wrote a part of a region."""
+        found: Needs = {}
+        for number in self._writes.near(bounds):
+            op, tiles = self._writers[number]
+            found[op] = found.get(op, 0) | tiles
+        return found
 
-    def forget(self, writes: list[Bounds]) -> None:
-        """Drop what these disjoint regions cover."""
-        if not self.count or not writes:
-            return
-        if len(writes) * self.count <= _SMALL:
-            kept = [i for i, b in enumerate(self.bounds) if not _covered(b, writes)]
-        else:
-            array, kept = boxes.boxes_of(writes), []
-            step = max(1, _CHUNK_PAIRS // len(writes))
-            for start in range(0, self.count, step):
-                part = self._boxes[start : min(start + step, self.count)]
-                gone = boxes.covered_by_disjoint(part, array)
-                kept += [start + int(i) for i in np.flatnonzero(~gone)]
-        if len(kept) == self.count:
-            return
-        self._boxes[: len(kept)] = self._boxes[kept]
-        self._is_write[: len(kept)] = self._is_write[kept]
-        self.bounds = [self.bounds[i] for i in kept]
-        self.ops = [self.ops[i] for i in kept]
-        self.tiles = [self.tiles[i] for i in kept]
-        self.written = [self.written[i] for i in kept]
-        self.count = len(kept)
+    def touched(self, bounds: Bounds, covered: dict[int, int]) -> Needs:
+        """Who wrote or read a part of a region. covered: counts elements of each access that the
+        region covers, by the box's number, negative for reads.
+        """
+        found: Needs = {}
+        for index, users, sign in (
+            (self._writes, self._writers, 0),
+            (self._reads, self._readers, -1),
+        ):
+            for number in index.near(bounds):
+                op, tiles = users[number]
+                found[op] = found.get(op, 0) | tiles
+                key = number ^ sign
+                covered[key] = covered.get(key, 0) + boxes.shared(index.bounds[number], bounds)
+        return found
+
+    def forget(self, covered: dict[int, int]) -> None:
+        """Drop the accesses of which disjoint writes cover every element."""
+        for key, count in covered.items():
+            index, users, number = self._writes, self._writers, key
+            if key < 0:
+                index, users, number = self._reads, self._readers, ~key
+            if count == boxes.volume(index.bounds[number]):
+                index.remove(number)
+                del users[number]
 
     def add(self, op: DraftOp, access: Access) -> None:
         """Append an operator's accesses."""
-        for regions, written in ((access.reads, False), (access.writes, True)):
-            for bounds, tiles in regions.items():
-                if self.count == len(self._boxes):
-                    self._boxes = np.concatenate([self._boxes, np.zeros_like(self._boxes)])
-                    self._is_write = np.concatenate([self._is_write, self._is_write])
-                self._boxes[self.count] = bounds
-                self._is_write[self.count] = written
-                self.count += 1
-                self.bounds.append(bounds)
-                self.ops.append(op)
-                self.tiles.append(tiles)
-                self.written.append(written)
-
-    def _find_one(self, region: Bounds, with_reads: bool) -> Needs:
-        return self._collect(
-            [
-                i
-                for i, bounds in enumerate(self.bounds)
-                if (with_reads or self.written[i]) and boxes.overlap(region, bounds)
-            ]
-        )
-
-    def _collect(self, entries: list[int]) -> Needs:
-        found: Needs = {}
-        for i in entries:
-            found[self.ops[i]] = found.get(self.ops[i], 0) | self.tiles[i]
-        return found
-
-
-def _covered(bounds: Bounds, writes: list[Bounds]) -> bool:
-    inside = 0
-    for write in writes:
-        parts = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(bounds, write, strict=True)]
-        if all(low < high for low, high in parts):
-            inside += boxes.volume(tuple(parts))
-    return inside == boxes.volume(bounds)
+        for bounds, tiles in access.reads.items():
+            self._readers[self._reads.add(bounds)] = (op, tiles)
+        for bounds, tiles in access.writes.items():
+            self._writers[self._writes.add(bounds)] = (op, tiles)
 
 
 def _check_tiles(op: DraftOp, buffer: Buffer, access: Access, tile_count: int) -> bool:

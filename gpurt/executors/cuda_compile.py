@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpurt.body import Body, Param
+from gpurt.body import Body, Param, Target
 from gpurt.errors import CacheWarning, DeviceError, GraphError
 from gpurt.plan import Plan
 from gpurt.source import source_dir
@@ -28,7 +28,8 @@ ENTRY = "gpurt_persistent"
 PROGRAM_SYMBOL = "gpurt_program"
 BUILT_IN = ("noop", "matvec", "embed", "attention", "sample", "rearm")
 STAGE_BYTES = 32768  # kStageBytes of device/shared_memory.cuh
-FIXED_BYTES = 32768 + 2560  # scratch, slots and barriers there, rounded up
+SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes there, by team
+SLOT_BYTES = 2560  # slots and barriers there, rounded up
 STAGES_MAX = 16
 # fmad=false: a body writes its multiply-adds out, so that no instance of a template and no
 # compiler version fuses other pairs than another.
@@ -109,7 +110,7 @@ def generate_header(plan: Plan, users: Mapping[str, Body]) -> tuple[str, list[st
         '#include "types.hpp"',
         "namespace gpurt {",
         f"constexpr u32 kTeamWarps = {target.team_warps};",
-        f"constexpr u32 kStageCount = {stage_count(target.smem_bytes)};",
+        f"constexpr u32 kStageCount = {stage_count(target)};",
         "}  // namespace gpurt",
         '#include "bodies/body_list.cuh"',
         # The hot loop names matvec, also where no task runs it.
@@ -124,12 +125,13 @@ def generate_header(plan: Plan, users: Mapping[str, Body]) -> tuple[str, list[st
     return "\n".join(lines), [*built_in, *own]
 
 
-def stage_count(smem_bytes: int) -> int:
+def stage_count(target: Target) -> int:
     """Stages of the weight ring that fit. Raises: DeviceError below two."""
-    count = min(STAGES_MAX, (smem_bytes - FIXED_BYTES) // STAGE_BYTES)
+    fixed = SCRATCH_BYTES[target.team_warps] + SLOT_BYTES
+    count = min(STAGES_MAX, (target.smem_bytes - fixed) // STAGE_BYTES)
     if count < 2:
-        need = FIXED_BYTES + 2 * STAGE_BYTES
-        msg = f"a block needs {need:,} bytes of shared memory, the target has {smem_bytes:,}"
+        need = fixed + 2 * STAGE_BYTES
+        msg = f"a block needs {need:,} bytes of shared memory, the target has {target.smem_bytes:,}"
         raise DeviceError(f"{msg} - at the plan's target - use a larger GPU")
     return count
 

@@ -1,13 +1,19 @@
 """The CUDA driver, as the executor uses it: one context, memory, streams, one error class.
 
 Owns: calls into cuda.bindings and what they mean when they fail. Knows nothing of plans.
-Importing this module starts nothing; `Device.open()` makes the context. The context is the
-device's primary one, so that memory and pointers are shared with torch in the same process.
+Importing this module starts nothing; `Device.open()` makes the context.
+
+The context is gpurt's own, not the device's primary one that torch uses. The GPU shares time
+between contexts, so torch's allocation, free, lazy loading and synchronise never wait for a
+resident kernel; in one context with it they waited for its end (tools/LOG.md, 2026-11-29: the same
+torch work took 1 ms instead of 370, and the kernel ran as fast). Memory of one context cannot be
+reached from the other: arrays come in and go out through the host.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +27,9 @@ from gpurt.errors import DeviceError
 
 MIN_CAPABILITY = (9, 0)  # bulk asynchronous copies and mbarriers
 STAGING_BYTES = 4 << 20  # pinned, for copies while a kernel is resident
-# Retained once and never released: pinned memory that a late reader still views lies in them.
+# Made once and never destroyed: pinned memory that a late reader still views lies in them.
 _CONTEXTS: dict[int, Any] = {}
+_CONTEXTS_LOCK = threading.Lock()
 _HINT = 'use device="host", or see `gpurt doctor`'
 
 
@@ -62,7 +69,7 @@ class Limits:
 
 
 class Device:
-    """One GPU's primary context. `with device:` makes it current for the calling thread."""
+    """One GPU and gpurt's context on it. `with device:` makes it current for the calling thread."""
 
     def __init__(self, index: int, handle: Any, context: Any, limits: Limits) -> None:
         """Use `open`."""
@@ -71,7 +78,7 @@ class Device:
 
     @staticmethod
     def open(index: int = 0) -> Device:
-        """Retain the primary context. Raises: DeviceError saying what is missing."""
+        """The device, its context made on first use. Raises: DeviceError saying what is missing."""
         driver = bindings()
         where = f"at device cuda:{index}"
         try:
@@ -87,10 +94,9 @@ class Device:
             raise DeviceError(f"{msg} - use cuda:0 to cuda:{max(count - 1, 0)}, or host")
         handle = check(driver.cuDeviceGet(index), "cuDeviceGet")
         limits = _limits(driver, handle, where)
-        if index not in _CONTEXTS:
-            _CONTEXTS[index] = check(
-                driver.cuDevicePrimaryCtxRetain(handle), "cuDevicePrimaryCtxRetain"
-            )
+        with _CONTEXTS_LOCK:
+            if index not in _CONTEXTS:
+                _CONTEXTS[index] = _make_context(driver, handle)
         return Device(index, handle, _CONTEXTS[index], limits)
 
     @contextmanager
@@ -270,6 +276,16 @@ class _PinnedView:
             "data": (address, False),
             "version": 3,
         }
+
+
+def _make_context(driver: Any, handle: Any) -> Any:
+    try:
+        result = driver.cuCtxCreate(None, 0, handle)
+    except TypeError:  # cuda-bindings before 13 has no creation parameters
+        result = driver.cuCtxCreate(0, handle)
+    context = check(result, "cuCtxCreate")
+    driver.cuCtxPopCurrent()  # it came on top of this thread's stack
+    return context
 
 
 def _free_pinned(address: int, context: Any) -> None:

@@ -40,8 +40,8 @@ extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads, 1) run_tasks()
     shared().slots[0].record = task;
     shared().slots[0].step = step_state(program)->step;
     shared().leaving = 0;
-    shared().note.kind = 0;
-    shared().note.is_claimed = 0;
+    shared().fault.kind = 0;
+    shared().fault.is_claimed = 0;
     shared().rows = step_state(program)->rows;
     shared().sample_count = step_state(program)->sample_count;
   }
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads, 1) run_tasks()
                             threadIdx.x, 0, step_state(program)->step};
   Bodies::run_cold(task, context);
   __syncthreads();
-  const auto& note = shared().note;  // the storer warp would publish it
+  const auto& note = shared().fault;  // the storer warp would publish it
   if (threadIdx.x == 0 && note.kind != kFaultNone) {
     Fault* fault = &at<HostControl>(program.host_control)->fault;
     for (u32 i = 0; i < 3; ++i) fault->detail[i] = note.detail[i];

@@ -1,83 +1,110 @@
 // The arithmetic of matvec at one SIMD level. Included by simd_each.hpp, so without a guard.
 //
-// A kernel computes NR rows of W times R rows of x with one accumulator a pair, so that W is
-// unpacked once for R rows and x is loaded once for NR. Pairs never mix: each sum sees the same
-// additions whatever NR and R are.
+// A kernel computes NR rows of W times R rows of x (four, or one alone) with one accumulator a
+// pair: W is unpacked once for R rows, x is loaded once for NR. Pairs never mix: each sum sees the
+// same additions whatever NR and R are.
 namespace gpurt::host::GPURT_SIMD_LEVEL {
 
-constexpr u32 kChunk = 64;  // rows of W between epilogues; even, since swiglu pairs rows
-constexpr u32 kGroup = 4;   // rows of W whose block scales are converted together
+constexpr u32 kChunk = 64;   // rows of W between epilogues; even, since swiglu pairs rows
+constexpr u32 kGroup = 4;    // rows of W whose block scales are converted together
+constexpr u32 kQuad = 4;     // rows of x that share one pass over W
+constexpr u32 kCodes = 128;  // activations rounded at a time: four blocks
 
-/// The step's rows as kernels read them. Columns past k are zero up to the stride.
+/// The step's rows as kernels read them. Rows go in quads; a last quad of one row alone is kept
+/// apart, because one row is what decoding has. Others are filled up with rows of zeros.
 struct PreparedRows {
-  f32* x;       // [rows, x_stride]
-  i16* codes;   // [rows, k], block formats only
-  f32* scales;  // [rows, scale_stride]: per block the scale, and for q4_1 then scale * sum(codes)
+  f32* x;       // [padded rows, x_stride], zero past k
+  i16* codes;   // [padded rows, x_stride], block formats only
+  f32* quads;   // [quads, blocks, 2, 4]: four rows' scales of a block, then scale * sum(codes)
+  f32* single;  // [blocks, 2]: the same of a row alone
   u64 x_stride;
-  u64 scale_stride;
+  u32 rows;         // of the step
+  u32 padded_rows;  // with the rows of zeros
 };
 
-// ---- rows ------------------------------------------------------------------------------------
-/// Rounds 32 activations to 16 bits. Returns their scale: NaN if any is not finite, so that what is
-/// computed from them is NaN too.
-GPURT_SIMD_FN f32 quantise_block(const f32* x, i16* codes) {
-  Vf largest = splat(0.0F);
-  Vf poison = splat(0.0F);  // NaN once x is infinite or NaN, else 0
-  for (u32 i = 0; i < kBlock; i += kLanes) {
-    const Vf v = load(x + i);
-    largest = max(largest, max(v, sub(splat(0.0F), v)));
-    poison = fma(v, splat(0.0F), poison);
-  }
-  const f32 limit = max_of(largest);
-  // Below 1e-30 the reciprocal would overflow; such a block counts as zero.
-  const Vf inverse = splat(limit > 1e-30F ? 32767.0F / limit : 0.0F);
-  for (u32 i = 0; i < kBlock; i += kLanes) store_codes(codes + i, mul(load(x + i), inverse));
-  return (limit > 1e-30F ? limit / 32767.0F : 0.0F) + sum_of(poison);
+constexpr u32 padded_rows(u32 rows) {
+  return rows % kQuad < 2 ? rows : rows / kQuad * kQuad + kQuad;
 }
 
-GPURT_SIMD_FN void quantise_row(const f32* x, u32 k, bool with_sums, i16* codes, f32* scales) {
-  for (u32 b = 0; b < k / kBlock; ++b) {
-    const f32 scale = quantise_block(x + b * kBlock, codes + b * kBlock);
-    if (!with_sums) {
-      scales[b] = scale;
-      continue;
+// ---- rows ------------------------------------------------------------------------------------
+/// Rounds four blocks of activations to 16 bits. `scale` is NaN or infinite where a block holds
+/// such a number, so that what is computed from it is too. `sum` is scale * sum(codes): of the
+/// rounded values, not the true ones, since the two errors of a block then cancel in part.
+GPURT_SIMD_FN void quantise_blocks(const f32* x, i16* codes, Quad& scale, Quad& sum) {
+  Vf largest[4];
+  for (u32 b = 0; b < 4; ++b) {
+    largest[b] = splat(0.0F);
+    for (u32 i = 0; i < kBlock; i += kLanes) {
+      largest[b] = magnitude(largest[b], load(x + b * kBlock + i));
     }
-    i32 sum = 0;
-    for (u32 i = 0; i < kBlock; ++i) sum += codes[b * kBlock + i];
-    scales[2 * b] = scale;
-    // The rounded values' sum, not the true one: the two errors of a block then cancel in part.
-    scales[2 * b + 1] = scale * static_cast<f32>(sum);
+  }
+  const Quad limit = magnitudes_of(largest);
+  // Below 1e-30 the reciprocal would overflow; such a block counts as zero. NaN is not below.
+  const Quad zero{};
+  const auto tiny = limit <= splat_quad(1e-30F);
+  scale = tiny ? zero : limit * splat_quad(1.0F / 32767.0F);
+  const Quad inverse = tiny ? zero : splat_quad(32767.0F) / limit;
+  for (u32 b = 0; b < 4; ++b) {
+    const Vf factor = splat(inverse[b]);
+    for (u32 i = b * kBlock; i < (b + 1) * kBlock; i += kLanes) {
+      store_codes(codes + i, mul(load(x + i), factor));
+    }
+  }
+  sum = scale * code_sums_of(codes);
+}
+
+GPURT_SIMD_FN void quantise_row(const PreparedRows& rows, u32 row, u32 blocks) {
+  const u64 at = row * rows.x_stride;
+  const bool alone = row + 1 == rows.padded_rows && row % kQuad == 0;
+  f32* scales = alone ? rows.single : rows.quads + row / kQuad * u64{8} * blocks + row % kQuad;
+  const u32 step = alone ? 2 : 8;
+  const u32 to_sum = alone ? 1 : 4;
+  for (u32 b = 0; b < blocks; b += 4) {
+    Quad scale;
+    Quad sum;
+    quantise_blocks(rows.x + at + b * kBlock, rows.codes + at + b * kBlock, scale, sum);
+    for (u32 i = 0; i < 4 && b + i < blocks; ++i, scales += step) {
+      scales[0] = scale[i];
+      scales[to_sum] = sum[i];
+    }
   }
 }
 
 GPURT_SIMD_FN void prepare_row(const MatvecTask& task, const PreparedRows& rows, u32 row) {
-  const u64 source = (task.row_index ? task.row_index[row] : row) * u64{task.k};
   f32* const x = rows.x + row * rows.x_stride;
-  if (task.x_dtype == kF32) {
-    copy_row(static_cast<const f32*>(task.x) + source, x, task.k, rows.x_stride);
-  } else if (task.x_dtype == kF16) {
-    copy_row(static_cast<const F16*>(task.x) + source, x, task.k, rows.x_stride);
+  if (row < rows.rows) {
+    const u64 from = (task.row_index ? task.row_index[row] : row) * u64{task.k};
+    if (task.x_dtype == kF32) {
+      copy_row(static_cast<const f32*>(task.x) + from, x, task.k, rows.x_stride);
+    } else if (task.x_dtype == kF16) {
+      copy_row(static_cast<const F16*>(task.x) + from, x, task.k, rows.x_stride);
+    } else {
+      copy_row(static_cast<const Bf16*>(task.x) + from, x, task.k, rows.x_stride);
+    }
+    if (task.norm) normalise_row(x, task.norm, task.k, task.eps);
   } else {
-    copy_row(static_cast<const Bf16*>(task.x) + source, x, task.k, rows.x_stride);
+    std::memset(x, 0, rows.x_stride * sizeof(f32));
   }
-  if (task.norm) normalise_row(x, task.norm, task.k, task.eps);
-  if (!rows.codes) return;
-  f32* const scales = rows.scales + row * rows.scale_stride;
-  for (u64 i = 0; i < rows.scale_stride; i += kLanes) store(scales + i, splat(0.0F));
-  quantise_row(x, task.k, task.w_dtype == kQ41, rows.codes + row * u64{task.k}, scales);
+  if (rows.codes) quantise_row(rows, row, task.k / kBlock);
 }
 
 // ---- kernels ---------------------------------------------------------------------------------
+/// Four rows' results of one row of W.
+GPURT_SIMD_FN void store_rows(f32* z, Quad sums) {
+  for (u32 r = 0; r < kQuad; ++r) z[r * kChunk] = sums[r];
+}
+
 /// W of plain floats.
 template <class W>
 struct FloatKernel {
   const W* w;
   PreparedRows x;
   u32 k;
-  f32* z;  // [rows, kChunk]
+  f32* z;  // [padded rows, kChunk]
 
   GPURT_SIMD_FN void begin(u32, u32) const {}
 
+  /// NR rows of W with R rows of x: four, or one alone.
   template <int NR, int R>
   GPURT_SIMD_FN void tile(u32 n, u32 row) const {
     const W* const w0 = w + n * u64{k};
@@ -104,127 +131,144 @@ struct FloatKernel {
         }
       }
     }
-    for (int r = 0; r < R; ++r) {
-      for (int j = 0; j < NR; ++j) {
-        z[(row + static_cast<u32>(r)) * kChunk + n + static_cast<u32>(j)] = sum_of(sum[j][r]);
+    for (int j = 0; j < NR; ++j) {
+      const u32 at = row * kChunk + n + static_cast<u32>(j);
+      if constexpr (R == 1) {
+        z[at] = sum_of(sum[j][0]);
+      } else {
+        store_rows(z + at, sums_of(sum[j]));
       }
     }
   }
 };
 
-/// How a block format lies in memory: `kHalves` f16 (scale, then minimum), then the codes.
+/// How a block format lies in memory: f16 scale, for q4_1 an f16 minimum, then the codes.
 struct Q41 {
   static constexpr u32 kBytes = kQ41Bytes;
-  static constexpr u32 kHalves = 2;
+  static constexpr bool kHasMinimum = true;
   GPURT_SIMD_FN static Qblock unpack(const u8* block) { return unpack_q4_1(block + 4); }
 };
 struct Q80 {
   static constexpr u32 kBytes = kQ80Bytes;
-  static constexpr u32 kHalves = 1;
+  static constexpr bool kHasMinimum = false;
   GPURT_SIMD_FN static Qblock unpack(const u8* block) { return unpack_q8_0(block + 2); }
 };
 
-/// W in blocks of 32 codes: sum over blocks of (d * dx) * sum(codes * xcodes) + m * xsum.
+/// W in blocks of 32 codes: the sum over blocks of (d * dx) * sum(codes * xcodes), and the sum of
+/// m * xsum. Both run block by block, the second in its own chain, for one row and for four.
 template <class Format>
 struct BlockKernel {
   const u8* w;
   PreparedRows x;
   u32 blocks;
-  F16* halves;    // [kGroup, x.scale_stride]
-  f32* factors;   // the same as floats
-  f32* products;  // [8, x.scale_stride]: factors times a row's scales
-  f32* z;         // [rows, kChunk]
+  f32* factors;  // [kGroup, blocks, 2]: d and m as floats, for quads
+  f32* z;        // [padded rows, kChunk]
 
-  /// Converts the scales of rows [n, n + count) of W, for all rows of x.
+  /// Converts the scales of rows [n, n + count) of W once for all quads of rows of x.
   GPURT_SIMD_FN void begin(u32 n, u32 count) const {
-    const u64 stride = x.scale_stride;
-    for (u32 j = 0; j < count; ++j) {
-      const u8* block = w + (n + j) * u64{blocks} * Format::kBytes;
-      F16* to = halves + j * stride;
-      for (u32 b = 0; b < blocks; ++b) {
-        std::memcpy(to, block, Format::kHalves * sizeof(F16));
-        to += Format::kHalves;
-        block += Format::kBytes;
-      }
+    if (x.padded_rows < kQuad) return;
+    const u8* block = w + n * u64{blocks} * Format::kBytes;
+    for (u32 i = 0; i < count * blocks; ++i, block += Format::kBytes) {
+      store_pair(factors + 2 * i, load_halves(block));
     }
-    for (u64 i = 0; i < count * stride; i += kLanes) store(factors + i, load(halves + i));
   }
 
   template <int NR, int R>
   GPURT_SIMD_FN void tile(u32 n, u32 row) const {
-    const u64 stride = x.scale_stride;
-    const u64 w_stride = u64{blocks} * Format::kBytes;
-    const u64 k = u64{blocks} * kBlock;
-    const u8* block = w + n * w_stride;
-    const i16* codes = x.codes + row * k;
-    const f32* scale = products;
-    Vf minimum[NR][R];
-    scale_blocks<NR, R>(n, row, minimum);
-    Qacc acc[NR][R];
-    for (int j = 0; j < NR; ++j) {
-      for (int r = 0; r < R; ++r) acc[j][r] = zero_acc();
-    }
-    for (u32 b = 0; b < blocks; ++b) {
-      Qblock q[NR];
-      for (int j = 0; j < NR; ++j) q[j] = Format::unpack(block + static_cast<u64>(j) * w_stride);
-      for (int r = 0; r < R; ++r) {
-        const i16* const v = codes + static_cast<u64>(r) * k;
-        for (int j = 0; j < NR; ++j) {
-          const f32* const s = scale + static_cast<u64>(j * R + r) * stride;
-          acc[j][r] = add_scaled(acc[j][r], dot_block(q[j], v), s);
-        }
-      }
-      block += Format::kBytes;
-      codes += kBlock;
-      scale += Format::kHalves;
-    }
-    for (int r = 0; r < R; ++r) {
-      for (int j = 0; j < NR; ++j) {
-        f32 sum = sum_of_acc(acc[j][r]);
-        if constexpr (Format::kHalves == 2) sum += sum_of_odd(minimum[j][r]);
-        z[(row + static_cast<u32>(r)) * kChunk + n + static_cast<u32>(j)] = sum;
-      }
+    if constexpr (R == 1) {
+      tile_single<NR>(n, row);
+    } else {
+      tile_quad<NR>(n, row);
     }
   }
 
  private:
-  /// products = factors * scales. The odd lanes of `minimum` sum m * xsum.
-  template <int NR, int R>
-  GPURT_SIMD_FN void scale_blocks(u32 n, u32 row, Vf (&minimum)[NR][R]) const {
-    const u64 stride = x.scale_stride;
+  template <int NR>
+  GPURT_SIMD_FN void tile_single(u32 n, u32 row) const {
+    const u64 w_stride = u64{blocks} * Format::kBytes;
+    const u8* block = w + n * w_stride;
+    const i16* codes = x.codes + row * x.x_stride;
+    Qacc acc[NR];
+    Pair minimum[NR];
     for (int j = 0; j < NR; ++j) {
-      const f32* const factor = factors + (n % kGroup + static_cast<u32>(j)) * stride;
-      for (int r = 0; r < R; ++r) {
-        const f32* const scale = x.scales + (row + static_cast<u32>(r)) * stride;
-        f32* const product = products + static_cast<u64>(j * R + r) * stride;
-        Vf sum = splat(0.0F);
-        for (u64 i = 0; i < stride; i += kLanes) {
-          const Vf v = mul(load(factor + i), load(scale + i));
-          store(product + i, v);
-          sum = add(sum, v);
-        }
-        minimum[j][r] = sum;
+      acc[j] = zero_acc();
+      minimum[j] = Pair{};
+    }
+    for (u32 b = 0; b < blocks; ++b) {
+      const Pair scale = load_pair(x.single + 2 * b);
+      for (int j = 0; j < NR; ++j) {
+        const u8* const at = block + static_cast<u64>(j) * w_stride;
+        const Pair product = mul_pair(load_halves(at), scale);
+        if constexpr (Format::kHasMinimum) minimum[j] = add_pair(minimum[j], product);
+        acc[j] = add_scaled(acc[j], GPURT_SIMD_LEVEL::dot_block(Format::unpack(at), codes),
+                            first_of(product));
       }
+      block += Format::kBytes;
+      codes += kBlock;
+    }
+    for (int j = 0; j < NR; ++j) {
+      const Qacc four[4] = {acc[j], acc[j], acc[j], acc[j]};
+      z[row * kChunk + n + static_cast<u32>(j)] =
+          acc_sums_of(four)[0] + (Format::kHasMinimum ? second_of(minimum[j]) : 0.0F);
+    }
+  }
+
+  template <int NR>
+  GPURT_SIMD_FN void tile_quad(u32 n, u32 row) const {
+    const u64 w_stride = u64{blocks} * Format::kBytes;
+    const u8* block = w + n * w_stride;
+    const i16* codes = x.codes + row * x.x_stride;
+    const f32* factor = factors + n % kGroup * u64{2} * blocks;
+    const f32* scale = x.quads + row / kQuad * u64{8} * blocks;
+    Qacc acc[NR][kQuad];
+    Quad minimum[NR];
+    for (int j = 0; j < NR; ++j) {
+      for (u32 r = 0; r < kQuad; ++r) acc[j][r] = zero_acc();
+      minimum[j] = Quad{};
+    }
+    for (u32 b = 0; b < blocks; ++b) {
+      Qblock q[NR];
+      alignas(16) f32 product[NR][kQuad];
+      for (int j = 0; j < NR; ++j) {
+        const f32* const two = factor + static_cast<u64>(j) * 2 * blocks;
+        q[j] = Format::unpack(block + static_cast<u64>(j) * w_stride);
+        store_quad(product[j], splat_quad(two[0]) * load_quad(scale));
+        if constexpr (Format::kHasMinimum) {
+          minimum[j] += splat_quad(two[1]) * load_quad(scale + kQuad);
+        }
+      }
+      for (u32 r = 0; r < kQuad; ++r) {
+        const i16* const v = codes + r * x.x_stride;
+        for (int j = 0; j < NR; ++j) {
+          acc[j][r] = add_scaled(acc[j][r], GPURT_SIMD_LEVEL::dot_block(q[j], v),
+                                 broadcast(&product[j][r]));
+        }
+      }
+      block += Format::kBytes;
+      codes += kBlock;
+      factor += 2;
+      scale += 2 * kQuad;
+    }
+    for (int j = 0; j < NR; ++j) {
+      const Quad zero{};
+      store_rows(z + row * kChunk + n + static_cast<u32>(j),
+                 acc_sums_of(acc[j]) + (Format::kHasMinimum ? minimum[j] : zero));
     }
   }
 };
 
-/// All pairs of `count` rows of W and `rows` rows of x.
+/// All pairs of `count` rows of W and all rows of x.
 template <class Kernel>
-GPURT_SIMD_FN void sweep(const Kernel& kernel, u32 count, u32 rows) {
+GPURT_SIMD_FN void sweep(const Kernel& kernel, u32 count) {
+  const u32 rows = kernel.x.padded_rows;
   for (u32 n = 0; n < count; n += kGroup) {
     const u32 left = count - n < kGroup ? count - n : kGroup;
     kernel.begin(n, left);
     u32 row = 0;
-    for (; row + 4 <= rows; row += 4) {
+    for (; row + kQuad <= rows; row += kQuad) {
       u32 j = 0;
       for (; j + 2 <= left; j += 2) kernel.template tile<2, 4>(n + j, row);
       if (j < left) kernel.template tile<1, 4>(n + j, row);
-    }
-    for (; row + 2 <= rows; row += 2) {
-      u32 j = 0;
-      for (; j + 2 <= left; j += 2) kernel.template tile<2, 2>(n + j, row);
-      if (j < left) kernel.template tile<1, 2>(n + j, row);
     }
     if (row == rows) continue;
     if (left == kGroup) {
@@ -277,58 +321,57 @@ GPURT_SIMD_FN void finish_chunk(const MatvecTask& task, f32* z, u32 n, u32 count
   }
 }
 
+/// Cuts the rows' arrays out of the workspace and fills them.
+GPURT_SIMD_FN PreparedRows prepare_rows(const MatvecTask& task, PreparedRows rows,
+                                        Workspace& workspace, bool blocked) {
+  const u64 elements = rows.padded_rows * rows.x_stride;
+  rows.x = workspace.take<f32>(elements);
+  if (blocked) {
+    rows.codes = workspace.take<i16>(elements);
+    rows.quads = workspace.take<f32>(u64{2} * (task.k / kBlock) * rows.padded_rows);
+    rows.single = workspace.take<f32>(u64{2} * (task.k / kBlock));
+  }
+  for (u32 row = 0; row < rows.padded_rows; ++row) prepare_row(task, rows, row);
+  return rows;
+}
+
 GPURT_SIMD_FN void matvec_run(const MatvecTask& task, const BodyContext& context) {
   using W = Workspace;
-  const bool blocks = task.w_dtype == kQ41 || task.w_dtype == kQ80;
-  const u32 halves = task.w_dtype == kQ41 ? 2 : 1;
+  const bool blocked = task.w_dtype == kQ41 || task.w_dtype == kQ80;
+  const u32 blocks = task.k / kBlock;
   PreparedRows rows{};
-  rows.x_stride = padded_lanes(task.k);
-  rows.scale_stride = padded_lanes(u64{task.k / kBlock} * halves);
-  const u64 count = task.rows;
-  const u64 stride = rows.scale_stride;
+  rows.rows = task.rows;
+  rows.padded_rows = padded_rows(task.rows);
+  rows.x_stride = blocked ? (task.k + kCodes - 1) / kCodes * kCodes : padded_lanes(task.k);
+  const u64 count = rows.padded_rows;
   u64 size_bytes = W::padded<f32>(count * rows.x_stride) + W::padded<f32>(count * kChunk);
-  if (blocks) {
-    size_bytes += W::padded<i16>(count * task.k) + W::padded<f32>(count * stride) +
-                  W::padded<F16>(kGroup * stride) + W::padded<f32>(kGroup * stride) +
-                  W::padded<f32>(8 * stride);
+  if (blocked) {
+    size_bytes += W::padded<i16>(count * rows.x_stride) + W::padded<f32>(2 * count * blocks) +
+                  W::padded<f32>(2 * blocks) + W::padded<f32>(2 * kGroup * blocks);
   }
   Workspace workspace(context, size_bytes);
-  rows.x = workspace.take<f32>(count * rows.x_stride);
+  rows = prepare_rows(task, rows, workspace, blocked);
   f32* const z = workspace.take<f32>(count * kChunk);
-  F16* half = nullptr;
-  f32* factors = nullptr;
-  f32* products = nullptr;
-  if (blocks) {
-    rows.codes = workspace.take<i16>(count * task.k);
-    rows.scales = workspace.take<f32>(count * stride);
-    half = workspace.take<F16>(kGroup * stride);
-    factors = workspace.take<f32>(kGroup * stride);
-    products = workspace.take<f32>(8 * stride);
-    std::memset(half, 0, kGroup * stride * sizeof(F16));  // the padding must stay finite
-  }
-  for (u32 row = 0; row < task.rows; ++row) prepare_row(task, rows, row);
+  f32* const factors = blocked ? workspace.take<f32>(u64{2} * kGroup * blocks) : nullptr;
 
   for (u32 n = task.n_begin; n < task.n_end; n += kChunk) {
     const u32 width = task.n_end - n < kChunk ? task.n_end - n : kChunk;
     const u8* const w = task.w + n * task.w_row_bytes;
     switch (task.w_dtype) {
       case kF32:
-        sweep(FloatKernel<f32>{reinterpret_cast<const f32*>(w), rows, task.k, z}, width, task.rows);
+        sweep(FloatKernel<f32>{reinterpret_cast<const f32*>(w), rows, task.k, z}, width);
         break;
       case kF16:
-        sweep(FloatKernel<F16>{reinterpret_cast<const F16*>(w), rows, task.k, z}, width, task.rows);
+        sweep(FloatKernel<F16>{reinterpret_cast<const F16*>(w), rows, task.k, z}, width);
         break;
       case kBf16:
-        sweep(FloatKernel<Bf16>{reinterpret_cast<const Bf16*>(w), rows, task.k, z}, width,
-              task.rows);
+        sweep(FloatKernel<Bf16>{reinterpret_cast<const Bf16*>(w), rows, task.k, z}, width);
         break;
       case kQ41:
-        sweep(BlockKernel<Q41>{w, rows, task.k / kBlock, half, factors, products, z}, width,
-              task.rows);
+        sweep(BlockKernel<Q41>{w, rows, blocks, factors, z}, width);
         break;
       default:
-        sweep(BlockKernel<Q80>{w, rows, task.k / kBlock, half, factors, products, z}, width,
-              task.rows);
+        sweep(BlockKernel<Q80>{w, rows, blocks, factors, z}, width);
     }
     finish_chunk(task, z, n, width);
   }

@@ -79,6 +79,22 @@ inline SimdLevel simd_level() {
   return level;
 }
 
+/// Four floats that belong to four rows, blocks or positions, at every level: 128 bits are native
+/// to all of them, and the compilers' own operators do.
+using Quad = f32 __attribute__((vector_size(16)));
+
+inline Quad load_quad(const f32* p) {
+  Quad v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+inline void store_quad(f32* p, Quad v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+inline Quad splat_quad(f32 a) {
+  return Quad{a, a, a, a};
+}
+
 // Stored 16-bit floats. Types of their own, so that a load converts.
 struct F16 {
   u16 bits;

@@ -31,13 +31,74 @@ GPURT_OP Vf fma(Vf a, Vf b, Vf c) {
 GPURT_OP Vf max(Vf a, Vf b) {
   return _mm256_max_ps(a, b);
 }
-GPURT_OP f32 sum_of(Vf a) {
-  __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+// The order of every sum: lanes i and i + 2 of each 128 bits, then those two, then the halves.
+GPURT_OP Quad add_halves(__m256 a) {
+  return _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
 }
-GPURT_OP f32 sum_of_odd(Vf a) {
-  return sum_of(_mm256_blend_ps(_mm256_setzero_ps(), a, 0xaa));
+GPURT_OP Quad sums_of_ymm(__m256 a, __m256 b, __m256 c, __m256 d) {
+  const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+  const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+  return add_halves(
+      _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee)));
+}
+GPURT_OP Quad magnitudes_of_ymm(__m256i a, __m256i b, __m256i c, __m256i d) {
+  const __m256i ab = _mm256_max_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+  const __m256i cd = _mm256_max_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+  const __m256i m = _mm256_max_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+  return _mm_castsi128_ps(_mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1)));
+}
+/// The sum of 32 codes, spread over four lanes.
+GPURT_OP __m128i code_sum(const i16* codes) {
+  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 16));
+  const __m256i ones = _mm256_set1_epi16(1);
+  const __m256i s = _mm256_add_epi32(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, ones));
+  return _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+}
+GPURT_OP Quad code_sums_of(const i16* codes) {
+  const __m128i ab = _mm_hadd_epi32(code_sum(codes), code_sum(codes + 32));
+  const __m128i cd = _mm_hadd_epi32(code_sum(codes + 64), code_sum(codes + 96));
+  return _mm_cvtepi32_ps(_mm_hadd_epi32(ab, cd));
+}
+
+using Pair = __m128;  // in the low two lanes; what the others hold never matters
+
+GPURT_OP Pair load_pair(const f32* p) {
+  return _mm_castpd_ps(_mm_load_sd(reinterpret_cast<const double*>(p)));
+}
+GPURT_OP Pair load_halves(const u8* p) {
+  return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+GPURT_OP void store_pair(f32* p, Pair a) {
+  _mm_storel_pi(reinterpret_cast<__m64*>(p), a);
+}
+GPURT_OP Pair mul_pair(Pair a, Pair b) {
+  return _mm_mul_ps(a, b);
+}
+GPURT_OP Pair add_pair(Pair a, Pair b) {
+  return _mm_add_ps(a, b);
+}
+GPURT_OP __m256 first_of(Pair a) {
+  return _mm256_broadcastss_ps(a);
+}
+GPURT_OP f32 second_of(Pair a) {
+  return _mm_cvtss_f32(_mm_movehdup_ps(a));
+}
+
+GPURT_OP f32 sum_of(Vf a) {
+  return sums_of_ymm(a, a, a, a)[0];
+}
+GPURT_OP Quad sums_of(const Vf (&a)[4]) {
+  return sums_of_ymm(a[0], a[1], a[2], a[3]);
+}
+GPURT_OP Vf magnitude(Vf a, Vf b) {
+  const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+  const __m256i x = _mm256_and_si256(_mm256_castps_si256(a), mask);
+  return _mm256_castsi256_ps(_mm256_max_epi32(x, _mm256_and_si256(_mm256_castps_si256(b), mask)));
+}
+GPURT_OP Quad magnitudes_of(const Vf (&a)[4]) {
+  return magnitudes_of_ymm(_mm256_castps_si256(a[0]), _mm256_castps_si256(a[1]),
+                           _mm256_castps_si256(a[2]), _mm256_castps_si256(a[3]));
 }
 GPURT_OP f32 max_of(Vf a) {
   __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -114,6 +175,7 @@ struct Qblock {
 };
 using Qsum = __m256i;
 using Qacc = __m256;
+using Qscale = __m256;
 
 GPURT_OP Qblock unpack_q4_1(const u8* codes) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
@@ -133,11 +195,14 @@ GPURT_OP Qsum dot_block(const Qblock& q, const i16* x) {
 GPURT_OP Qacc zero_acc() {
   return _mm256_setzero_ps();
 }
-GPURT_OP Qacc add_scaled(Qacc acc, Qsum sum, const f32* scale) {
-  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_broadcast_ss(scale), acc);
+GPURT_OP Qacc add_scaled(Qacc acc, Qsum sum, Qscale scale) {
+  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, acc);
 }
-GPURT_OP f32 sum_of_acc(Qacc acc) {
-  return sum_of(acc);
+GPURT_OP Quad acc_sums_of(const Qacc (&acc)[4]) {
+  return sums_of_ymm(acc[0], acc[1], acc[2], acc[3]);
+}
+GPURT_OP Qscale broadcast(const f32* scale) {
+  return _mm256_broadcast_ss(scale);
 }
 
 }  // namespace gpurt::host::avx2

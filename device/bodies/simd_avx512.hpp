@@ -1,7 +1,9 @@
-// The AVX-512 level: sixteen lanes for floats; the integer sums stay 256 bits wide, with VNNI.
+// The AVX-512 level: sixteen lanes for floats; integer sums stay 256 bits wide, as in AVX2, and
+// use VNNI.
 // simd_portable.hpp says what each name means.
 #pragma once
 #include "simd.hpp"
+#include "simd_avx2.hpp"
 
 #define GPURT_TARGET_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
 #define GPURT_OP inline __attribute__((always_inline, target(GPURT_TARGET_AVX512)))
@@ -39,16 +41,28 @@ GPURT_OP Vf max(Vf a, Vf b) {
 GPURT_OP __m256 upper(Vf a) {
   return _mm512_extractf32x8_ps(a, 1);
 }
-GPURT_OP f32 sum_of_half(__m256 a) {
-  __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+GPURT_OP __m256 fold(Vf a) {
+  return _mm256_add_ps(_mm512_castps512_ps256(a), upper(a));
+}
+GPURT_OP Quad sums_of(const Vf (&a)[4]) {
+  return avx2::sums_of_ymm(fold(a[0]), fold(a[1]), fold(a[2]), fold(a[3]));
 }
 GPURT_OP f32 sum_of(Vf a) {
-  return sum_of_half(_mm256_add_ps(_mm512_castps512_ps256(a), upper(a)));
+  const __m256 half = fold(a);
+  return avx2::sums_of_ymm(half, half, half, half)[0];
 }
-GPURT_OP f32 sum_of_odd(Vf a) {
-  return sum_of(_mm512_maskz_mov_ps(0xaaaa, a));
+GPURT_OP Vf magnitude(Vf a, Vf b) {
+  const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+  const __m512i x = _mm512_and_si512(_mm512_castps_si512(a), mask);
+  return _mm512_castsi512_ps(_mm512_max_epi32(x, _mm512_and_si512(_mm512_castps_si512(b), mask)));
+}
+GPURT_OP __m256i fold_magnitude(Vf a) {
+  const __m512i bits = _mm512_castps_si512(a);
+  return _mm256_max_epi32(_mm512_castsi512_si256(bits), _mm512_extracti32x8_epi32(bits, 1));
+}
+GPURT_OP Quad magnitudes_of(const Vf (&a)[4]) {
+  return avx2::magnitudes_of_ymm(fold_magnitude(a[0]), fold_magnitude(a[1]), fold_magnitude(a[2]),
+                                 fold_magnitude(a[3]));
 }
 GPURT_OP f32 max_of(Vf a) {
   const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(a), upper(a));
@@ -127,35 +141,37 @@ GPURT_OP Vf exp_of(Vf x) {
   return _mm512_maskz_scalef_ps(kept, p, n);
 }
 
-struct Qblock {
-  __m256i low, high;  // codes 0-15 and 16-31
-};
-using Qsum = __m256i;
-using Qacc = __m256;
+// Block formats: 512-bit sums would pay an insertion a block and gain nothing on CPUs that execute
+// them in two halves.
+using avx2::acc_sums_of;
+using avx2::add_pair;
+using avx2::code_sums_of;
+using avx2::first_of;
+using avx2::load_halves;
+using avx2::load_pair;
+using avx2::mul_pair;
+using avx2::Pair;
+using avx2::Qacc;
+using avx2::Qblock;
+using avx2::Qscale;
+using avx2::Qsum;
+using avx2::second_of;
+using avx2::store_pair;
+using avx2::unpack_q4_1;
+using avx2::unpack_q8_0;
+using avx2::zero_acc;
 
-GPURT_OP Qblock unpack_q4_1(const u8* codes) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
-  const __m256i words = _mm256_cvtepu8_epi16(bytes);
-  return {_mm256_and_si256(words, _mm256_set1_epi16(15)), _mm256_srli_epi16(words, 4)};
-}
-GPURT_OP Qblock unpack_q8_0(const u8* codes) {
-  const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
-  const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16));
-  return {_mm256_cvtepi8_epi16(low), _mm256_cvtepi8_epi16(high)};
-}
 GPURT_OP Qsum dot_block(const Qblock& q, const i16* x) {
   const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
   const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 16));
   return _mm256_dpwssd_epi32(_mm256_madd_epi16(q.low, low), q.high, high);
 }
-GPURT_OP Qacc zero_acc() {
-  return _mm256_setzero_ps();
+// The two below are repeated from AVX2: there a broadcast from memory is an instruction of its own.
+GPURT_OP Qacc add_scaled(Qacc acc, Qsum sum, Qscale scale) {
+  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, acc);
 }
-GPURT_OP Qacc add_scaled(Qacc acc, Qsum sum, const f32* scale) {
-  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(*scale), acc);
-}
-GPURT_OP f32 sum_of_acc(Qacc acc) {
-  return sum_of_half(acc);
+GPURT_OP Qscale broadcast(const f32* scale) {
+  return _mm256_set1_ps(*scale);
 }
 
 }  // namespace gpurt::host::avx512

@@ -1,10 +1,12 @@
 // The portable level: four lanes in the compilers' generic vectors (SSE2, NEON or plain code).
 //
 // Owns: the names that kernels use, which simd_avx2.hpp and simd_avx512.hpp define again:
-//   Vf         kLanes floats; load, load_part (n < kLanes, the rest zero), store, store_part
-//   splat add sub mul fma max sum_of sum_of_odd max_of exp_of
-//   store_codes        rounds to i16
-//   Qblock Qsum Qacc   32 weight codes; an exact integer sum; float sums of scaled Qsums
+//   Vf          kLanes floats; load, load_part (n < kLanes, the rest zero), store, store_part
+//   splat add sub mul div fma max magnitude sum_of max_of exp_of
+//   sums_of     four vectors' sums, each in the order of sum_of; magnitudes_of: four maxima
+//   store_codes code_sums_of   rounds to i16; the sums of four blocks of codes
+//   Qblock Qsum Qacc Qscale    32 weight codes; an exact integer sum; float sums of scaled Qsums
+//   Pair        a block's scale and minimum, or a row's scale and sum of a block
 #pragma once
 #include "simd.hpp"
 
@@ -39,13 +41,30 @@ inline Vf max(Vf a, Vf b) {
 inline f32 sum_of(Vf a) {
   return (a[0] + a[2]) + (a[1] + a[3]);
 }
-inline f32 sum_of_odd(Vf a) {
-  return a[1] + a[3];
+inline Quad sums_of(const Vf (&a)[4]) {
+  return Quad{sum_of(a[0]), sum_of(a[1]), sum_of(a[2]), sum_of(a[3])};
 }
 inline f32 max_of(Vf a) {
   const f32 low = a[0] > a[1] ? a[0] : a[1];
   const f32 high = a[2] > a[3] ? a[2] : a[3];
   return low > high ? low : high;
+}
+
+/// The larger magnitude, by bit pattern: infinity beats numbers, and NaN beats infinity.
+inline Vf magnitude(Vf a, Vf b) {
+  const Vi x = std::bit_cast<Vi>(a) & 0x7fffffff;
+  const Vi y = std::bit_cast<Vi>(b) & 0x7fffffff;
+  return std::bit_cast<Vf>(x > y ? x : y);
+}
+inline Quad magnitudes_of(const Vf (&a)[4]) {
+  Quad most{};
+  for (u32 i = 0; i < 4; ++i) {
+    const Vi bits = std::bit_cast<Vi>(a[i]);
+    const i32 low = bits[0] > bits[1] ? bits[0] : bits[1];
+    const i32 high = bits[2] > bits[3] ? bits[2] : bits[3];
+    most[i] = std::bit_cast<f32>(low > high ? low : high);
+  }
+  return most;
 }
 
 template <class T>
@@ -74,6 +93,16 @@ inline void store_codes(i16* p, Vf v) {
   }
 }
 
+inline Quad code_sums_of(const i16* codes) {
+  Quad sums{};
+  for (u32 b = 0; b < 4; ++b) {
+    i32 sum = 0;
+    for (u32 i = 0; i < 32; ++i) sum += codes[b * 32 + i];
+    sums[b] = static_cast<f32>(sum);
+  }
+  return sums;
+}
+
 /// e^x within 2 ulp; 0 below -87.3 (no subnormal results), infinity above 88.7; NaN stays NaN.
 inline Vf exp_of(Vf x) {
   const Vf low = splat(-87.33F);
@@ -98,6 +127,7 @@ struct Qblock {
 };
 using Qsum = i32;
 using Qacc = f32;
+using Qscale = f32;
 
 inline Qblock unpack_q4_1(const u8* codes) {
   Qblock q;
@@ -120,11 +150,42 @@ inline Qsum dot_block(const Qblock& q, const i16* x) {
 inline Qacc zero_acc() {
   return 0.0F;
 }
-inline Qacc add_scaled(Qacc acc, Qsum sum, const f32* scale) {
-  return acc + static_cast<f32>(sum) * *scale;
+inline Qacc add_scaled(Qacc acc, Qsum sum, Qscale scale) {
+  return acc + static_cast<f32>(sum) * scale;
 }
-inline f32 sum_of_acc(Qacc acc) {
-  return acc;
+inline Quad acc_sums_of(const Qacc (&acc)[4]) {
+  return Quad{acc[0], acc[1], acc[2], acc[3]};
+}
+inline Qscale broadcast(const f32* scale) {
+  return *scale;
+}
+
+struct Pair {
+  f32 first, second;
+};
+inline Pair load_pair(const f32* p) {
+  return {p[0], p[1]};
+}
+/// The two f16 at `p`; eight bytes must be readable.
+inline Pair load_halves(const u8* p) {
+  F16 halves[2];
+  std::memcpy(halves, p, sizeof(halves));
+  return {to_f32(halves[0]), to_f32(halves[1])};
+}
+inline void store_pair(f32* p, Pair a) {
+  p[0] = a.first, p[1] = a.second;
+}
+inline Pair mul_pair(Pair a, Pair b) {
+  return {a.first * b.first, a.second * b.second};
+}
+inline Pair add_pair(Pair a, Pair b) {
+  return {a.first + b.first, a.second + b.second};
+}
+inline Qscale first_of(Pair a) {
+  return a.first;
+}
+inline f32 second_of(Pair a) {
+  return a.second;
 }
 
 }  // namespace gpurt::host::portable

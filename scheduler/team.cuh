@@ -22,12 +22,17 @@ constexpr u32 kHotBody = Bodies::hot_index();
 struct alignas(16) TeamState {
   u32 turn;    // slots finished
   u32 step;    // low word of the step whose gate was passed
-  u32 cursor;  // stage | parity << 8 | half << 9
+  u32 cursor;  // stage | parity << 8 | half << 9 | kSkips
   u32 route;   // what the slot of `turn` asks for
 };
 
 constexpr u32 kRouteCold = 16;  // below: the hot loop of that way
-constexpr u32 kRouteLeave = 17;
+constexpr u32 kRouteSkip = 17;
+constexpr u32 kRouteLeave = 18;
+
+// A wait was given up: no body runs any more, the slots up to kSlotLeave are passed by. A task that
+// ran all the same would find its weights misplaced in the ring, and data of the step before.
+constexpr u32 kSkips = 1 << 16;
 
 GPURT_FN u32 pack_cursor(const StageCursor& cursor, u32 half) {
   return cursor.stage | cursor.parity << 8 | half << 9;
@@ -75,25 +80,25 @@ __device__ __noinline__ TeamState open_slot(TeamState state) {
   wait_slot(state.turn);
   const Slot& slot = slot_of(state.turn);
   if (slot.kind == kSlotLeave) return {state.turn, state.step, state.cursor, kRouteLeave};
+  if ((state.cursor & kSkips) != 0) return {state.turn, state.step, state.cursor, kRouteSkip};
   const u32 step = static_cast<u32>(slot.step);
   const bool is_hot = slot.record.body == kHotBody;
   bool syncs = !is_hot;
   if constexpr (kHotBody != kNoBody) syncs = syncs || matvec::needs_barrier(slot.record);
-  const bool runs = enter_slot(state.turn, step != state.step, syncs);
+  if (!enter_slot(state.turn, step != state.step, syncs))
+    return {state.turn, step, state.cursor | kSkips, kRouteSkip};
   u32 route = kRouteCold;
   if constexpr (kHotBody != kNoBody) {
-    if (is_hot && runs) route = matvec::way_of(slot.record);
+    if (is_hot) route = matvec::way_of(slot.record);
   }
-  // A step whose gate was not passed stays new: all its tasks are skipped, since their weights in
-  // the ring are no longer where a task would look for them.
-  return {state.turn, runs ? step : state.step, state.cursor, route};
+  return {state.turn, step, state.cursor, route};
 }
 
 // The slot that was opened, then all that follow the same way in the same step.
 template <u32 WAY>
 __device__ __noinline__ TeamState hot_loop(TeamState state) {
   StageCursor cursor{state.cursor & 0xFF, state.cursor >> 8 & 1};
-  u32 half = state.cursor >> 9, turn = state.turn;
+  u32 half = state.cursor >> 9 & 1, turn = state.turn;
   for (;;) {
     matvec::run_hot<WAY>(turn, cursor, half);
     trace_end(turn);
@@ -113,25 +118,23 @@ __device__ __noinline__ TeamState hot_loop(TeamState state) {
 // use of the scratch.
 __device__ __noinline__ void run_cold(u32 turn) {
   const Slot& slot = slot_of(turn);
-  if (slot.kind == kSlotTask) {
-    const Program& program = gpurt_program;
-    if ((slot.record.flags & kTaskAdvance) != 0) {
-      // A step that failed is never harvested: its tokens are not what the model said.
-      if (threadIdx.x == 0 && !is_leaving()) advance(program);
-    } else {
-      const BodyContext context{&program,
-                                step_state(program),
-                                step_rows(program),
-                                step_sample_rows(program),
-                                step_sampled(program),
-                                at<const SlotState>(program.slots),
-                                shared().scratch,
-                                blockIdx.x,
-                                threadIdx.x,
-                                turn,
-                                slot.step};
-      Bodies::run_cold(slot.record, context);
-    }
+  const Program& program = gpurt_program;
+  if ((slot.record.flags & kTaskAdvance) != 0) {
+    // A step that failed is never harvested: its tokens are not what the model said.
+    if (threadIdx.x == 0 && !is_leaving()) advance(program);
+  } else {
+    const BodyContext context{&program,
+                              step_state(program),
+                              step_rows(program),
+                              step_sample_rows(program),
+                              step_sampled(program),
+                              at<const SlotState>(program.slots),
+                              shared().scratch,
+                              blockIdx.x,
+                              threadIdx.x,
+                              turn,
+                              slot.step};
+    Bodies::run_cold(slot.record, context);
   }
   team_sync();
   trace_end(turn);
@@ -153,12 +156,16 @@ GPURT_FN void run_team() {
   for (;;) {
     state = open_slot(state);
     if (state.route == kRouteLeave) break;
+    if (state.route < kRouteCold) {
+      state = run_way(state);
+      continue;
+    }
     if (state.route == kRouteCold) {
       run_cold(state.turn);
-      ++state.turn;
     } else {
-      state = run_way(state);
+      finish_slot(state.turn);
     }
+    ++state.turn;
   }
   finish_slot(state.turn);
 }

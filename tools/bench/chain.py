@@ -1,0 +1,311 @@
+"""The dependency chain: y = W x in bf16, one row, every layer needs all of the layer before.
+
+The price of the runtime's machinery on its fastest path: payload edges, records, steps in one
+launch, re-arm, abort exits, time-outs and spans, all on. Compare with a bare chain on the same
+machine and day (us a layer at 33.6 / 8.4 / 2.1 MB a layer).
+
+    python -m tools.bench.chain [--quick] [--rows 1] [--edges payload] [--team 16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpurt import wire
+from gpurt.body import Target
+from gpurt.graphs.ops.packing import mma16_tile_bytes
+from gpurt.plan import (
+    TASK_ADVANCE,
+    Plan,
+    PlanBuffer,
+    PlanCounter,
+    PlanOperator,
+    PlanSegment,
+    PlanTask,
+)
+from tools.bench.rig import Options, Rig
+
+STEPS = 8
+SHAPES = {"33.6": (64, 4096), "8.4": (64, 2048), "2.1": (256, 1024)}
+BF16 = int(wire.DTypeCode.BF16)
+
+
+def chain_plan(
+    layers: int, k: int, *, workers: int = 132, team: int = 16, payload: bool = True, rows: int = 1
+) -> Plan:
+    """Layer l reads h[l - 1], layer 0 reads x, the last layer writes x. Static lists."""
+    tiles = k // 16
+    tile_bytes = mma16_tile_bytes(16, k)
+    row_bytes = rows * k * 2
+    memory = "payload" if payload else "activation"
+    buffers = (
+        PlanBuffer(
+            "w", (layers * k, k), "bf16", "weight", "mma16x1", layers * k * k * 2, "weight", 0
+        ),
+        PlanBuffer("x", (rows, k), "bf16", "state", "", row_bytes, "state", 0),
+        PlanBuffer("h", (layers, rows, k), "bf16", "activation", "", layers * row_bytes, memory, 0),
+    )
+    set_bytes = (layers * row_bytes + 255) // 256 * 256 if payload else 0
+    tasks: list[PlanTask] = []
+    lists: list[list[int]] = [[] for _ in range(workers)]
+    counters: list[list[Any]] = []  # [producers]
+    before: int | None = None
+    rearmed = not payload
+    fills: list[int] = []
+    for layer in range(layers):
+        done = len(counters)
+        counted = not payload or layer == layers - 1
+        if counted:
+            counters.append([])
+        for tile in range(tiles):
+            index = len(tasks)
+            addr = (
+                (1, 0) if layer == 0 else (2, (layer - 1) * row_bytes),
+                (0, (layer * tiles + tile) * tile_bytes),
+                None,
+                None,
+                (1, 0) if layer == layers - 1 else (2, layer * row_bytes),
+            )
+            mask = (int(layer > 0) | int(layer < layers - 1) << 4) if payload else 0
+            waits = ((before, tiles),) if before is not None and not payload else ()
+            tasks.append(
+                PlanTask(
+                    layer,
+                    "matvec",
+                    (tile * 16, tile * 16 + 16, 0, 0),
+                    0,
+                    waits,
+                    (done,) if counted else (),
+                    addr,
+                    mask,
+                    (k, k, 0, 0.0, 0, BF16, BF16, BF16),
+                    (0, (layer * tiles + tile) * tile_bytes, tile_bytes),
+                    layer,
+                    (),
+                    (),
+                    0,
+                )
+            )
+            if counted:
+                counters[done].append(index)
+            lists[index % workers].append(index)
+        if not payload:
+            before = done
+        if not rearmed and layer * 4 >= layers * 3:
+            rearmed = True
+            part = (set_bytes // workers + 256) // 256 * 256
+            for worker, begin in enumerate(range(0, set_bytes, part)):
+                size = min(part, set_bytes - begin)
+                fills.append(len(tasks))
+                lists[worker].append(len(tasks))
+                tasks.append(
+                    PlanTask(
+                        layers,
+                        "rearm",
+                        (begin, 0, 0, 0),
+                        8,
+                        (),
+                        (-1,),
+                        ((2, 0),),
+                        1,
+                        (size, 0),
+                        None,
+                        layer,
+                        (),
+                        (),
+                        0,
+                    )
+                )
+    if fills:
+        tasks = [replace(t, signals=(len(counters),)) if t.signals == (-1,) else t for t in tasks]
+        counters.append(fills)
+    last = len(tasks)
+    waits = tuple(
+        (i, len(counters[i])) for i in range(len(counters) - 1 - bool(fills), len(counters))
+    )
+    tasks.append(
+        PlanTask(
+            layers + 1,
+            "advance",
+            (0, 0, 0, 0),
+            TASK_ADVANCE,
+            waits,
+            (),
+            (),
+            0,
+            (),
+            None,
+            layers,
+            (),
+            (),
+            0,
+        )
+    )
+    lists[last % workers].append(last)
+    return Plan(
+        1,
+        f"chain {layers} x {k}^2",
+        Target("cuda", workers, team, "sm_90a", 232448, 60 << 20),
+        rows,
+        1,
+        1,
+        0,
+        buffers,
+        (
+            *(PlanOperator(f"layer{i}", "matvec", "chain", i, "static") for i in range(layers)),
+            PlanOperator("rearm", "rearm", "chain", 0, "static"),
+            PlanOperator("advance", "advance", "chain", 0, "static"),
+        ),
+        tuple(tasks),
+        tuple(PlanCounter(len(c), tuple(c), ()) for c in counters),
+        (PlanSegment("static", 0, len(tasks)),),
+        tuple((tuple(tasks_of),) for tasks_of in lists),
+        (),
+        set_bytes,
+    )
+
+
+def pack_gpu(w: torch.Tensor) -> torch.Tensor:
+    """[L, N, K] bf16 in packing mma16x1, on the GPU; graphs/ops/packing.py is the definition."""
+    layers, n, k = w.shape
+    axes = w.view(torch.int16).reshape(layers, n // 16, 2, 8, k // 64, 4, 4, 2, 2)
+    return axes.permute(0, 1, 4, 6, 3, 5, 7, 2, 8).contiguous().reshape(layers, -1)
+
+
+class Chain:
+    """One size: weights, memory and what a run must give."""
+
+    def __init__(self, layers: int, k: int, rows: int) -> None:
+        generator = torch.Generator("cuda").manual_seed(layers * k)
+        self.layers, self.k, self.rows = layers, k, rows
+        self.w = torch.empty(layers, k, k, dtype=torch.bfloat16, device="cuda")
+        for layer in range(layers):
+            u = torch.rand(k, k, generator=generator, device="cuda") * 2 - 1
+            self.w[layer] = (u * math.sqrt(3.0 / k)).to(torch.bfloat16)
+        self.packed = pack_gpu(self.w).reshape(-1).view(torch.uint8)
+        u = torch.rand(rows, k, generator=generator, device="cuda") * 2 - 1
+        self.x0 = u.to(torch.bfloat16)
+        self.x = torch.empty_like(self.x0)
+
+    def rig(self, plan: Plan, options: Options) -> Rig:
+        """The plan over this chain's memory."""
+        sets = 2 * plan.payload_set_bytes if plan.payload_set_bytes else 0
+        self.h = torch.empty(
+            max(sets, plan.arena_bytes("activation"), 256), dtype=torch.uint8, device="cuda"
+        )
+        memory = {
+            "weight": self.packed,
+            "state": self.x.view(torch.uint8),
+            "payload": self.h,
+            "activation": self.h,
+        }
+        return Rig(plan, memory, options)
+
+    def run(self, rig: Rig, steps: int = STEPS) -> float:
+        """Milliseconds of one launch; exits on a fault."""
+        self.x.copy_(self.x0)
+        self.h.fill_(255)
+        ms = rig.run(steps)
+        fault = rig.fault
+        if fault["kind"] or rig.output["finish_reason"] != wire.FinishReason.STEPS:
+            print("FAULT", fault, rig.output, flush=True)
+            raise SystemExit(4)
+        return ms
+
+    def result(self, plan: Plan, steps: int) -> torch.Tensor:
+        """[layers, rows, k] of the last step: h, then x."""
+        size = (self.layers - 1) * self.rows * self.k * 2
+        at = (steps - 1 & 1) * plan.payload_set_bytes
+        h = self.h[at : at + size].view(torch.bfloat16).reshape(self.layers - 1, self.rows, self.k)
+        return torch.cat([h, self.x[None]]).clone()
+
+    def worst_error(self, out: torch.Tensor) -> float:
+        """Each layer against fp32 on the kernel's own input."""
+        worst = 0.0
+        for layer in range(1, self.layers):
+            want = out[layer - 1].float() @ self.w[layer].float().T
+            error = (out[layer].float() - want).norm() / want.norm()
+            worst = max(worst, float(error)) if math.isfinite(float(error)) else math.inf
+        return worst
+
+
+def measure(
+    name: str, chain: Chain, plan: Plan, options: Options, reps: int, want: torch.Tensor | None
+) -> tuple[dict[str, Any], torch.Tensor]:
+    rig = chain.rig(plan, options)
+    times, inner, wrong = [], [], 0
+    for rep in range(reps + 1):
+        ms = chain.run(rig)
+        out = chain.result(plan, STEPS)
+        if want is None:
+            want = out
+        wrong += int(not torch.equal(out.view(torch.int16), want.view(torch.int16)))
+        if rep:
+            times.append(ms * 1e3 / STEPS / chain.layers)
+            inner.append(rig.step_us() / chain.layers)
+    spans = int(rig.read("span_counts", np.uint64)[::8].sum()) if options.trace else -1
+    row = {
+        "name": name,
+        "us": float(np.median(times)),
+        "min": min(times),
+        "max": max(times),
+        "inner_us": float(np.median(inner)),
+        "wrong": wrong,
+        "spans": spans,
+        "expected_spans": len(plan.tasks) * STEPS,
+        "regs": rig.kernel.register_count,
+        "GB/s": 2 * chain.k**2 / float(np.median(times)) / 1e3,
+        "error": chain.worst_error(want),
+    }
+    print(
+        f"  {name:34s} {row['us']:7.3f} us/layer (min {row['min']:.3f} max {row['max']:.3f}) "
+        f"in-kernel {row['inner_us']:7.3f} {row['GB/s']:5.0f} GB/s wrong {wrong} "
+        f"err {row['error']:.1e} spans {spans}/{row['expected_spans']}",
+        flush=True,
+    )
+    return row, want
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--reps", type=int, default=15)
+    parser.add_argument("--sizes", default="33.6,8.4,2.1")
+    args = parser.parse_args()
+    torch.cuda.init()
+    options = Options(linger_ms=0, wait_timeout_ms=1000, queue_capacity=1)
+    rows = []
+    print("== sanity: 4 x 1024^2", flush=True)
+    sanity = Chain(4, 1024, 1)
+    measure("payload", sanity, chain_plan(4, 1024), options, 1, None)
+    for size in args.sizes.split(","):
+        layers, k = SHAPES[size]
+        print(f"== {size} MB a layer: {layers} x {k}^2", flush=True)
+        chain = Chain(layers, k, 1)
+        row, want = measure(
+            "payload, all on", chain, chain_plan(layers, k), options, args.reps, None
+        )
+        rows.append({"size": size, **row})
+        if args.quick:
+            continue
+        for name, plan, opts in (
+            ("payload, spans off", chain_plan(layers, k), replace(options, trace=False)),
+            ("counter edges", chain_plan(layers, k, payload=False), options),
+            ("payload, team of 1", chain_plan(layers, k, team=1), options),
+        ):
+            row, _ = measure(name, chain, plan, opts, 3 if "team" in name else args.reps, want)
+            rows.append({"size": size, **row})
+        del chain
+        torch.cuda.empty_cache()
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

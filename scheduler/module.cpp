@@ -83,11 +83,12 @@ class PyHostExecutor {
   std::unique_ptr<HostExecutor> executor_;
 };
 
-// Spins for some microseconds, since a token may be about to come, then naps: a reader that spins
-// for a whole step takes a core from the workers.
+// Spins for some microseconds, since a token may be about to come, then naps, longer and longer: a
+// reader that polls through a step of milliseconds takes a core from the workers.
 std::pair<u64, u32> wait_output(u64 output_address, u64 seen_count, double timeout_s) {
   constexpr u32 kSpinPolls = 200;
-  constexpr u64 kNapNs = 50'000;
+  constexpr u64 kNapNsMax = 400'000;
+  u64 nap_ns = 20'000;
   const auto* output = at<const RequestOutput>(output_address);
   const u64 deadline_ns = clock_ns() + to_ns(timeout_s);
   for (u32 polls = 0;; ++polls) {
@@ -100,7 +101,8 @@ std::pair<u64, u32> wait_output(u64 output_address, u64 seen_count, double timeo
     if (polls < kSpinPolls) {
       pause();
     } else {
-      std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(kNapNs, deadline_ns - now_ns)));
+      std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(nap_ns, deadline_ns - now_ns)));
+      nap_ns = std::min(2 * nap_ns, kNapNsMax);
     }
   }
 }

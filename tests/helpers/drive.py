@@ -21,6 +21,7 @@ class Driver:
         self.executor = executor
         self.view: HostView = executor.host
         self.next = int(self.view.control["submit_tail"])
+        self.promised = False  # whether the last publish found a running kernel
 
     def submit(self, *, start: bool = True, **fields) -> int:
         """Queue one request; returns its sequence number. prompt: token ids; stop: token ids."""
@@ -39,7 +40,8 @@ class Driver:
             record[name] = value
         self.view.prompt_tokens[entry, : len(prompt)] = prompt
         self.next = sequence + 1
-        if not self.view.publish(self.next) and start:
+        self.promised = self.view.publish(self.next)
+        if start and not self.promised:
             ensure_running(self.executor)
         return sequence
 
@@ -55,6 +57,18 @@ class Driver:
                 assert self.view.fault() is None, self.view.fault()
                 ensure_running(self.executor)
         return self.view.output_tokens[entry, :count].tolist(), reason
+
+    def wait_for_promised(self, sequence: int) -> wire.FinishReason:
+        """Like `wait`, for a request that `publish` said a running kernel will take."""
+        entry = sequence % len(self.view.requests)
+        deadline = time.monotonic() + WAIT_S
+        reason = wire.FinishReason.NONE
+        while reason == wire.FinishReason.NONE and time.monotonic() < deadline:
+            # Looked at first: what a kernel took is finished before it is gone.
+            gone = not self.executor.running()
+            reason = self.view.wait_output(entry, 0, 0.0 if gone else 0.01)[1]
+            assert reason or not gone, f"request {sequence} was promised a kernel that left"
+        return reason
 
     def output(self, sequence: int):
         """The request's output record."""

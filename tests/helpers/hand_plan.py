@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpurt.body import Target, body
 from gpurt.graph import Graph
@@ -24,10 +24,14 @@ from gpurt.plan import (
 
 @dataclass(frozen=True)
 class Node:
-    """A task: what it runs ("noop" or a Python function) and the earlier nodes it waits for."""
+    """A task: what it runs ("noop" or a Python function) and the earlier nodes it waits for.
+
+    joined: all of them signal one counter; else each has its own, and the task has several waits.
+    """
 
     run: str | Callable[[], None] = "noop"
     after: tuple[int, ...] = ()
+    joined: bool = True
 
 
 def hand_plan(
@@ -109,7 +113,7 @@ def random_nodes(count: int, seed: int, run: Callable[[int, tuple[int, ...]], No
         after = tuple(sorted(rng.sample(free, min(len(free), rng.randrange(4)))))
         for i in after:
             waiters[i] += 1
-        nodes.append(run(index, after))
+        nodes.append(replace(run(index, after), joined=rng.random() < 0.5))
     return nodes
 
 
@@ -133,7 +137,7 @@ def _segments(policies: Sequence[tuple[Policy, int]], tasks: int) -> tuple[PlanS
 
 
 def _edges(nodes, segments, unsignalled):
-    """One counter a consumer: every producer signals it once, unless told not to."""
+    """Counters of each consumer: every producer signals its own once, unless told not to."""
     counters = []
     waits = [[] for _ in nodes]
     signals = [[] for _ in nodes]
@@ -141,12 +145,12 @@ def _edges(nodes, segments, unsignalled):
         if not node.after:
             continue
         ready = any(s.policy == "ready" and s.begin <= index < s.end for s in segments)
-        counter = len(counters)
-        counters.append(PlanCounter(len(node.after), node.after, (index,) if ready else ()))
-        waits[index].append((counter, len(node.after)))
-        for producer in node.after:
-            if (producer, index) not in unsignalled:
-                signals[producer].append(counter)
+        for producers in [node.after] if node.joined else [(p,) for p in node.after]:
+            waits[index].append((len(counters), len(producers)))
+            for producer in producers:
+                if (producer, index) not in unsignalled:
+                    signals[producer].append(len(counters))
+            counters.append(PlanCounter(len(producers), producers, (index,) if ready else ()))
     return tuple(counters), waits, signals
 
 

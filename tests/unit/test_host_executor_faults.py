@@ -1,4 +1,4 @@
-"""A worker that gives up leaves a Fault that names the edge; the process and the next launch live."""
+"""A worker that gives up leaves a Fault that names the edge; the next launch works."""
 
 import time
 

@@ -41,7 +41,12 @@ def test_no_request_is_lost_to_workers_that_are_about_to_end():
         for i in range(500):
             if i % 3 == 0:
                 time.sleep(0.0005)
-            assert driver.run(max_tokens=1) == STEPS
+            sequence = driver.submit(max_tokens=1, start=False)
+            if driver.promised:
+                assert driver.wait_for_promised(sequence) == FinishReason.STEPS
+            else:
+                ensure_running(driver.executor)
+                assert driver.wait(sequence) == STEPS
         assert 1 <= driver.executor.launches <= 500
 
 

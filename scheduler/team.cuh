@@ -105,11 +105,13 @@ __device__ __noinline__ TeamState hot_loop(TeamState state) {
     finish_slot(turn);
     ++turn;
     wait_slot(turn);
+    // Sums instead of && : the loads go out together, not one after another.
     const Slot& slot = slot_of(turn);
-    if (slot.kind != kSlotTask || static_cast<u32>(slot.step) != state.step ||
-        slot.record.body != kHotBody || matvec::way_of(slot.record) != WAY)
-      break;
-    if (!enter_slot(turn, false, matvec::needs_barrier(slot.record))) break;
+    const u32 way = matvec::way_of(slot.record);
+    const bool syncs = matvec::needs_barrier(slot.record);
+    const u32 differs = (slot.kind ^ kSlotTask) | (static_cast<u32>(slot.step) ^ state.step) |
+                        (slot.record.body ^ kHotBody) | (way ^ WAY);
+    if (differs != 0 || !enter_slot(turn, false, syncs)) break;
   }
   return {turn, state.step, pack_cursor(cursor, half), 0};
 }

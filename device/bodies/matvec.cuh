@@ -79,14 +79,16 @@ struct matvec : MatvecTask {
 #pragma unroll
       for (u32 t = 0; t < TILES; ++t) x.convert(t, s.norm, pair[t], squares[t]);
       if constexpr (X != kBf16) take_unit(turn, cursor, unit, stall);
-      if (begin + stride < s.chunks) {
-        x.advance(stride);
-        x.load();
-      }
       // What lies behind a short stage is of an earlier copy: any bits, NaN too.
       if (chunk < s.chunks) {
 #pragma unroll
         for (u32 t = 0; t < TILES; ++t) multiply(unit, pair[t], sum[t]);
+      }
+      // After the mma, into the registers that they read: a copy of a register whose load is in
+      // flight would wait for it.
+      if (begin + stride < s.chunks) {
+        x.advance(stride);
+        x.load();
       }
     }
 #pragma unroll

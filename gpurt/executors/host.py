@@ -11,6 +11,7 @@ import atexit
 import mmap
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ from gpurt.plan import Plan, PlanBuffer, PlanRegion
 Progress = Callable[[str, int, int], None]
 
 SHARED_ALIGN_BYTES = 16  # a caller's array that lies worse is copied
+HUGE_PAGES_FROM_BYTES = 4 << 20
 SCRATCH_BYTES = 1 << 20  # a worker; bodies that need more take their own
 _ADVANCE = "advance"  # part of the worker loop, not of the body table
 
@@ -47,6 +49,10 @@ def load(
     if plan.target.kind != "host":
         msg = f"a plan for {plan.target.kind} cannot run on host threads - at {plan.name}"
         raise DeviceError(f"{msg} - plan for a host target")
+    polls = sum(1 for t in plan.tasks if t.payload_mask)
+    if polls:
+        msg = f"{polls} tasks have payload edges, which host threads do not poll - at {plan.name}"
+        raise PlanError(f'{msg} - plan with edges="counter"')
     memory = _Memory(plan, graph, progress)
     sections = {
         name: np.zeros(0, s.dtype) if s.size_bytes == 0 else _allocate(s)
@@ -111,6 +117,9 @@ class HostExecutor:
     def write(self, buffer_name: str, array: NDArray[Any]) -> None:
         """Fill a state buffer with an array of its storage dtype and shape."""
         view = self._view(buffer_name)
+        if self.plan.buffers[self.plan.buffer_index(buffer_name)].role == "weight":
+            msg = f"{buffer_name} is a weight, which nobody writes - at {self.plan.name}"
+            raise PlanError(f"{msg} - declare it as state")
         if array.shape != view.shape or array.dtype != view.dtype:
             msg = f"{array.dtype} {list(array.shape)} for {view.dtype} {list(view.shape)}"
             raise PlanError(f"{msg} - at buffer {buffer_name} - convert the array")
@@ -307,8 +316,9 @@ def _map_zeroed(size_bytes: int) -> NDArray[np.uint8]:
     if size_bytes == 0:
         return np.zeros(0, np.uint8)
     pages = mmap.mmap(-1, size_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE") and size_bytes >= 4 << 20:
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE") and size_bytes >= HUGE_PAGES_FROM_BYTES:
+        with suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
 
 

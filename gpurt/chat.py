@@ -103,13 +103,12 @@ class Chat:
     def _answer(self, text: str) -> None:
         self._messages.append({"role": "user", "content": text})
         try:
-            request = self._submit()
+            self._last = self._submit()
+            reply = Reply(self._last, self._model.tokenizer, self._options.stops)
+            stopped = self._stream(reply)
         except GpurtError:
             self._forget_unanswered()
             raise
-        self._last = request
-        reply = Reply(request, self._model.tokenizer, self._options.stops)
-        stopped = self._stream(reply)
         self._messages.append({"role": "assistant", "content": reply.text})
         self._say(" (stopped)" if stopped else "")
 
@@ -128,6 +127,9 @@ class Chat:
         except KeyboardInterrupt:
             reply.stop()
             return True
+        except GpurtError:
+            self._say("")  # the error comes on a line of its own
+            raise
         return False
 
     def _submit(self) -> Request:

@@ -78,6 +78,11 @@ GPURT_FN void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Between two accesses of one thread: together with relaxed accesses a release or an acquire.
+GPURT_FN void fence_acq_rel_gpu() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
 // ---- global memory ---------------------------------------------------------------------------
 // One granule of a payload edge: 16 bytes, single-copy atomic, so one word tells for all.
 GPURT_FN uint4 ld_relaxed_gpu_b128(u64 from) {

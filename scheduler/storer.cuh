@@ -48,35 +48,141 @@ struct SpanClock {
   }
 };
 
-__device__ __forceinline__ void write_span(const Slot& slot, SpanClock& clock) {
-  clock.enter(slot.step);
-  const u64 begin = clock.at_ns(slot.begin);
-  const f32 scale = clock.ns_per_cycle;
-  const u64 met = begin + static_cast<u64>(static_cast<f32>(slot.met) * scale);
-  const u64 end = met + static_cast<u64>(static_cast<f32>(slot.run) * scale);
-  const u32 stall = static_cast<u32>(static_cast<f32>(slot.stall) * scale);
-  span_record(gpurt_program, blockIdx.x, slot.record.task_index, slot.step, begin, met, end, stall);
+// One ring of spans (trace.hpp). A count is published when the storer has nothing else to do, or
+// after 64 spans: a release for each would cost as much as a signal.
+struct SpanRing {
+  u64 spans;
+  u64* published;
+  u64 count;
+  u64 last;
+
+  __device__ void start(u64 ring, u64 counts) {
+    spans = ring + u64{blockIdx.x} * gpurt_program.span_capacity * sizeof(Span);
+    published = at<u64>(counts + u64{blockIdx.x} * kSpanCountStride);
+    count = last = load_relaxed(published);
+  }
+  __device__ void add(const Span& span) {
+    at<Span>(spans)[count & (gpurt_program.span_capacity - 1)] = span;
+    if (++count - last >= 64) publish();
+  }
+  __device__ void publish() {
+    if (count != last) store_release(published, last = count);
+  }
+};
+
+struct SpanWriter {
+  SpanClock clock;
+  SpanRing all;
+  SpanRing sampled;
+
+  __device__ void start() {
+    clock.start();
+    all.start(gpurt_program.spans, gpurt_program.span_counts);
+    sampled.start(gpurt_program.sampled_spans, gpurt_program.sampled_counts);
+  }
+  __device__ void add(const Slot& slot) {
+    clock.enter(slot.step);
+    const f32 scale = clock.ns_per_cycle;
+    Span span;
+    span.begin = clock.at_ns(slot.begin);
+    span.task = slot.record.task_index;
+    span.step = static_cast<u32>(slot.step);
+    span.wait = static_cast<u32>(static_cast<f32>(slot.met) * scale);
+    span.stall = static_cast<u32>(static_cast<f32>(slot.stall) * scale);
+    span.run = static_cast<u32>(static_cast<f32>(slot.run) * scale);
+    span.worker = blockIdx.x;
+    all.add(span);
+    if (slot.step % gpurt_program.sample_period == 0) sampled.add(span);
+  }
+  __device__ void publish() {
+    all.publish();
+    sampled.publish();
+  }
+};
+
+// ---- `ready` successors, a warp at a time --------------------------------------------------------
+constexpr u32 kPushesPerLane = 4;
+
+// Successors [begin, begin + 32 * kPushesPerLane) of a counter whose last signal this warp made, and
+// acquired. queue.hpp has the same steps one by one; here one fence serves all adds of a step:
+//   fence -> arrivals -> fence -> places in the queue -> slots
+// The first fence releases what the counter's signals passed on, with every arrival; the second one
+// acquires what earlier arrivals released, and releases all of it with the slots.
+__device__ __forceinline__ void push_successors(const u32* successors, u32 count, u64 step) {
+  const Program& program = gpurt_program;
+  const u64 round = step_round(program, step);
+  u32 task[kPushesPerLane];
+  bool is_last[kPushesPerLane];
+  fence_acq_rel_gpu();
+#pragma unroll
+  for (u32 i = 0; i < kPushesPerLane; ++i) {
+    const u32 at_successor = threadIdx.x % 32 + 32 * i;
+    is_last[i] = false;
+    if (at_successor >= count) continue;
+    task[i] = successors[at_successor];
+    const u64 before = add_relaxed(&at<u64>(program.arrived)[task[i]], 1);
+    const u64 waits = at<const TaskRecord>(program.records)[task[i]].wait_count;
+    is_last[i] = before + 1 == waits * round;
+  }
+  fence_acq_rel_gpu();
+#pragma unroll
+  for (u32 i = 0; i < kPushesPerLane; ++i) {
+    if (!is_last[i]) continue;
+    const Segment& segment = segment_of(program, task[i]);
+    const u64 tail = add_relaxed(&at<Cursor>(program.cursors)[segment.cursor].tail, 1);
+    const u64 base = (step - program.first_step) * (segment.end - segment.begin);
+    store_relaxed(at<u64>(program.ready_slots) + segment.begin + (tail - base),
+                  (round & 0xFFFFFFFFu) << 32 | (task[i] + 1));
+  }
+}
+
+// All lanes of the storer, converged.
+__device__ __forceinline__ void signal_by_warp(u32 counter, u64 step) {
+  const Program& program = gpurt_program;
+  const CounterInfo& info = at<const CounterInfo>(program.counter_infos)[counter];
+  u64* word = counter_address(program, counter);
+  const u32 count = info.successor_count;
+  bool is_last = false;
+  if (threadIdx.x % 32 == 0) {
+    if (count == 0) {
+      counter_signal(word);
+    } else {
+      is_last = add_acq_rel(word, 1) + 1 == u64{info.signals_per_step} * step_round(program, step);
+    }
+  }
+  if (!__any_sync(~0u, is_last)) return;
+  __syncwarp();
+  const u32* successors = at<const u32>(program.successors) + info.successor_begin;
+  for (u32 begin = 0; begin < count; begin += 32 * kPushesPerLane)
+    push_successors(successors + begin, count - begin, step);
+  __syncwarp();
 }
 
 __device__ __noinline__ void run_storer() {
-  if (threadIdx.x % 32 != 0) return;
-  SpanClock clock;
-  const bool traces = gpurt_program.span_capacity != 0;
-  if (traces) clock.start();
+  const bool is_first = threadIdx.x % 32 == 0;
+  const bool traces = is_first && gpurt_program.span_capacity != 0;
+  SpanWriter spans;
+  if (traces) spans.start();
   for (u32 turn = 0;; ++turn) {
     const u32 done = shared_address(&shared().slot_done[turn % kSlotCount]);
-    while (!mbarrier_try_wait(done, slot_parity(turn))) {
+    if (!mbarrier_test_wait(done, slot_parity(turn))) {
+      if (traces) spans.publish();
+      while (!mbarrier_try_wait(done, slot_parity(turn))) {
+      }
     }
     const Slot& slot = slot_of(turn);
-    if (slot.kind == kSlotLeave) return;
+    if (slot.kind == kSlotLeave) break;
     // After a fault a signal would vouch for data that is not there.
-    if (slot.kind == kSlotTask && !is_leaving()) {
+    const bool leaves = __any_sync(~0u, is_leaving());
+    if (slot.kind == kSlotTask && !leaves) {
       for (u32 i = 0; i < slot.record.signal_count; ++i)
-        signal_and_push(gpurt_program, slot.record.signal[i], slot.step, nullptr);
-      if (traces) write_span(slot, clock);
+        signal_by_warp(slot.record.signal[i], slot.step);
+      if (traces) spans.add(slot);
     }
-    mbarrier_arrive(shared_address(&shared().slot_empty[turn % kSlotCount]));
+    __syncwarp();
+    if (is_first) mbarrier_arrive(shared_address(&shared().slot_empty[turn % kSlotCount]));
   }
+  if (traces) spans.publish();
 }
 
 }  // namespace gpurt

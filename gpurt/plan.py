@@ -20,21 +20,20 @@ import msgpack
 
 from gpurt.body import Param, Target
 from gpurt.errors import PlanError
+from gpurt.wire import ADDRS_PER_TASK as ADDRS_PER_TASK
+from gpurt.wire import PARAMS_PER_TASK as PARAMS_PER_TASK
+from gpurt.wire import SIGNALS_PER_TASK as SIGNALS_PER_TASK
+from gpurt.wire import WAITS_PER_TASK as WAITS_PER_TASK
+from gpurt.wire import TaskFlags
 
 PLAN_VERSION = 1
 FILE_FORMAT = "gpurt.plan"
 
-# Limits of a task record: device/task_record.hpp has the same numbers.
-WAITS_PER_TASK = 4
-SIGNALS_PER_TASK = 4
-ADDRS_PER_TASK = 8
-PARAMS_PER_TASK = 12
-
-# TaskFlags of device/task_record.hpp.
-TASK_ADVANCE = 1
-TASK_PAYLOAD_IN = 2
-TASK_PAYLOAD_OUT = 4
-TASK_REARM = 8
+# PlanTask.flags, as plain integers: they go to plan files.
+TASK_ADVANCE = int(TaskFlags.ADVANCE)
+TASK_PAYLOAD_IN = int(TaskFlags.PAYLOAD_IN)
+TASK_PAYLOAD_OUT = int(TaskFlags.PAYLOAD_OUT)
+TASK_REARM = int(TaskFlags.REARM)
 
 ARENA_ALIGN_BYTES = 256
 

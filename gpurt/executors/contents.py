@@ -41,12 +41,9 @@ def packed_array(planned: PlanBuffer, array: NDArray[Any]) -> NDArray[np.uint8]:
     """A weight's stored bytes in the layout that the plan asks for, as uint8 [size_bytes]."""
     if not planned.packing:
         return array.reshape(-1).view(np.uint8)
-    from gpurt.graphs.ops import packing
+    from gpurt.graphs.ops.packing import pack
 
-    packed: NDArray[np.uint8] = packing.pack(
-        planned.packing, array, planned.shape, DTYPES[planned.dtype]
-    )
-    return packed
+    return pack(planned.packing, array, planned.shape, DTYPES[planned.dtype])
 
 
 def _convert(buffer: Buffer, array: NDArray[Any]) -> NDArray[Any]:

@@ -146,8 +146,8 @@ def packed_bytes(buffers: BufferMap, graph: Graph) -> dict[int, int]:
     for index, name in enumerate(buffers.packings):
         if not name:
             continue
-        from gpurt.graphs.ops import packing
+        from gpurt.graphs.ops.packing import packed_bytes as stated_bytes
 
         buffer = graph.buffers[buffers.sources[index]]
-        sizes[index] = packing.packed_bytes(name, buffer.shape, DTYPES[buffer.dtype.name])
+        sizes[index] = stated_bytes(name, buffer.shape, DTYPES[buffer.dtype.name])
     return sizes

@@ -83,7 +83,11 @@ def graphs(draw, spread: Body = SPREAD, reuse: bool = True):
         else:
             low = draw(st.integers(0, width - 1))
             reads = [s[:, low : draw(st.integers(low + 1, width))] for s in sources]
-            graph.task(MIX, reads=reads, writes=[y], name=f"op{number}")
+            if y in written:  # a part of a buffer that is whole already
+                end = draw(st.integers(low + 1, width))
+                graph.task(MIX, reads=reads, writes=[y[:, low:end]], name=f"op{number}")
+            else:
+                graph.task(MIX, reads=reads, writes=[y], name=f"op{number}")
         if y not in written:
             written.append(y)
     return graph

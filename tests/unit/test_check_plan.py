@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpurt.body import Target
+from gpurt.body import Target, body
 from gpurt.errors import PlanError
 from gpurt.graph import Graph
 from gpurt.plan import TASK_ADVANCE, TASK_REARM, PlanCounter, PlanSegment
@@ -74,6 +74,18 @@ def test_dropped_wait_names_both_tasks_and_the_region(claimed):
         r"^task 4 \(spread\) reads x0\[0:2, 0:16\] in no order with task 0 \(spread\), which "
         r"writes it: a wait is missing - at chain.layers\[1\].spread - plan again$",
     )
+
+
+def test_write_after_a_read_that_may_still_run_is_found():
+    graph = Graph("war")
+    x, y = graph.state("x", [8], "f32"), graph.output("y", [8], "f32")
+    f = body("f", lambda *_: None)
+    graph.task(f, reads=[x], writes=[y])
+    graph.task(f, reads=[], writes=[x[2:4]])
+    made = plan(graph, Target("host", 2), policy="claim")
+    (counter, _), *_ = made.tasks[1].waits
+    what = r"^task 1 \(f\) writes x\[2:4\] in no order with task 0 \(f\), which reads it: a wait"
+    rejected(without_wait(made, 1, counter), what)
 
 
 def test_dropped_signal_is_found_by_its_counter(claimed):

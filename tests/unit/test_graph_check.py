@@ -41,6 +41,16 @@ def test_hole_between_two_writers_is_named_in_two_dimensions():
         graph.check()
 
 
+def test_overlapping_writers_are_not_counted_twice():
+    graph = Graph("g")
+    x = graph.activation("x", [8], "f32")
+    graph.task(F, reads=[], writes=[x[0:4]])
+    graph.task(F, reads=[], writes=[x[2:6]])
+    graph.task(F, reads=[x], writes=[graph.output("y", [8], "f32")])
+    with pytest.raises(GraphError, match=r"^task 2 \(f\) reads x\[0:8\], but .* writes x\[6:8\]"):
+        graph.check()
+
+
 def test_read_before_the_write_is_rejected_and_names_the_writer():
     graph = Graph("g")
     x, y = graph.activation("x", [8], "f32"), graph.activation("y", [8], "f32")

@@ -23,7 +23,13 @@ from tests.helpers.random_graphs import (
 )
 
 WORKERS = (1, 2, 3, 7, 132)
-calm = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+calm = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 @calm

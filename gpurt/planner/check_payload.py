@@ -26,12 +26,14 @@ def check_payload(plan: Plan) -> None:
     for number, buffer in enumerate(plan.buffers):
         if buffer.memory != "payload":
             continue
+        user = readers.get(number, len(plan.tasks) - 1)
+        if plan.target.kind != "cuda":
+            raise fail(plan, user, f"reads payload {buffer.name}, {plan.target.kind} has none")
         at, end = buffer.offset_bytes, buffer.offset_bytes + buffer.size_bytes
         for begin, fill_end in fills:
             if begin <= at:
                 at = max(at, fill_end)
         if at < end:
-            user = readers.get(number, len(plan.tasks) - 1)
             msg = f"reads payload {buffer.name}, but no task re-arms bytes {at}:{end} of its set"
             raise fail(plan, user, msg)
 

@@ -272,6 +272,11 @@ def test_payload_reader_that_does_not_poll_is_rejected(polled):
     )
 
 
+def test_payload_on_a_host_is_rejected(polled):
+    target = replace(polled.target, kind="host")
+    rejected(replace(polled, target=target), r"^task 7 \(polling\) reads payload x0, host has none")
+
+
 def test_payload_set_smaller_than_its_buffers_is_rejected(polled):
     rejected(replace(polled, payload_set_bytes=256), r"uses buffer x1 up to byte 384 of a payload")
 

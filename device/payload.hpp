@@ -24,7 +24,7 @@ GPURT_FN u16 canonical_bf16(u16 bits) {
 
 // Where argument `i` of a task lies in this step.
 GPURT_FN u64 arg_address(const TaskRecord& task, u32 i, u64 step, u64 payload_set_bytes) {
-  const u64 in_set = (u64{task.payload_mask} >> i) & step & 1;
+  const u64 in_set = (u64{task.payload_mask} >> i) & step & 1U;
   return task.addr[i] + in_set * payload_set_bytes;
 }
 

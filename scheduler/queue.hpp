@@ -35,7 +35,7 @@ GPURT_FN void fill_slot(const Program& program, const Segment& segment, u32 word
   const u64 base = (step - program.first_step) * (segment.end - segment.begin);
   const u64 round = step_round(program, step) & 0xFFFFFFFFu;
   u64* slot = at<u64>(program.ready_slots) + segment.begin + (tail - base);
-  store_release(slot, round << 32 | word);
+  store_release(slot, round << 32U | word);
 }
 
 GPURT_FN void push_ready(const Program& program, u32 task, u64 step) {

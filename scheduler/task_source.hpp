@@ -61,7 +61,7 @@ struct TaskSource {
         task_step = step;
         if (drawn == Drawn::kTask) return Next::kTask;
         if (drawn == Drawn::kEmpty) return Next::kNotYet;
-        at<u64>(program->held_tickets)[worker * program->segment_count + segment] = ticket;
+        at<u64>(program->held_tickets)[place()] = ticket;
       }
       if (segment + 1 < program->segment_count) {
         enter(segment + 1);
@@ -76,13 +76,15 @@ struct TaskSource {
  private:
   enum class Drawn : u32 { kTask, kEmpty, kLater };
 
+  // Of this worker and segment, in lists and held tickets alike.
+  GPURT_FN u64 place() const { return u64{worker} * program->segment_count + segment; }
+
   GPURT_FN void enter(u32 to_segment) {
     segment = to_segment;
     const Segment& s = at<const Segment>(program->segments)[segment];
     policy = s.policy;
     if (policy == kPolicyStatic) {
-      const u32* offsets =
-          at<const u32>(program->list_offsets) + worker * program->segment_count + segment;
+      const u32* offsets = at<const u32>(program->list_offsets) + place();
       begin = offsets[0];
       end = offsets[1];
       return;
@@ -90,7 +92,7 @@ struct TaskSource {
     begin = s.begin;
     end = s.end;
     ticket_base = (step - program->first_step) * (end - begin);
-    ticket = at<const u64>(program->held_tickets)[worker * program->segment_count + segment];
+    ticket = at<const u64>(program->held_tickets)[place()];
   }
 
   // A ticket's step never lies behind the walk: a worker leaves a step only with a later ticket in
@@ -113,7 +115,7 @@ struct TaskSource {
       // Rounds are compared by difference in 32 bits, so they may wrap. A later round lies in a
       // slot only if this round's task was kept by its pusher: else this worker had to run it.
       const u32 round = static_cast<u32>(step_round(*program, step));
-      const i32 ahead = static_cast<i32>(static_cast<u32>(slot >> 32) - round);
+      const i32 ahead = static_cast<i32>(static_cast<u32>(slot >> 32U) - round);
       if (ahead < 0) return Drawn::kEmpty;
       ticket = 0;
       const u32 word = static_cast<u32>(slot);

@@ -232,13 +232,13 @@ def check_prompt(
     return ids.astype(np.uint32), max_tokens
 
 
-def _integer(what: str, value: object, low: int, high: int, hint: str = "") -> None:
+def _integer(what: str, value: Any, low: int, high: int, hint: str = "") -> None:
     good = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not good or not low <= int(value) <= high:  # type: ignore[call-overload]
+    if not good or not low <= int(value) <= high:
         raise RequestError(f"{what} is {value!r} - at submit - {hint or f'use {low} to {high}'}")
 
 
-def _real(what: str, value: object, low: float, high: float, hint: str) -> None:
+def _real(what: str, value: Any, low: float, high: float, hint: str) -> None:
     good = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
-    if not good or not low <= float(value) <= high or math.isinf(float(value)):  # type: ignore[arg-type]
+    if not good or not low <= float(value) <= high or math.isinf(float(value)):
         raise RequestError(f"{what} is {value!r} - at submit - {hint}")

@@ -87,6 +87,7 @@ class Runtime:
         _set_debug(self._environment.debug)
         log.log(DEBUG_LEVELS[1], "runtime\n%s", self.config)
         self._lock = threading.RLock()
+        self._closing = False
         self._sessions: list[Session] = []
         self._active: Session | None = None
         self._watchdog = Watchdog(self._sessions)
@@ -114,6 +115,7 @@ class Runtime:
                 _check_given(graph, plan, self.config)
             # Loading allocates, and an allocation may wait for a resident kernel.
             self._drain_active()
+            self._check_open()
             if session is not None:
                 self._drop(session)
             log.log(DEBUG_LEVELS[3], "%s", plan)
@@ -185,6 +187,10 @@ class Runtime:
 
     def close(self) -> None:
         """End requests in flight as cancelled, end the kernel, free the device. Idempotent."""
+        # Before the lock: a submit that waits for a long request holds it.
+        self._closing = True
+        for session in list(self._sessions):
+            session.refuse()
         with self._lock:
             self._active = None
             # Runs the shutdown once, now; later calls and the garbage collector find it done.
@@ -204,7 +210,7 @@ class Runtime:
 
     # ---- helpers -------------------------------------------------------------------------
     def _check_open(self) -> None:
-        if not self._finalizer.alive:
+        if self._closing:
             raise ClosedError("the Runtime was closed - at Runtime - make another one")
 
     def _find(self, graph: Graph) -> Session | None:
@@ -217,6 +223,7 @@ class Runtime:
             raise ClosedError(msg)
         if session is not self._active:
             self._drain_active()
+            self._check_open()
             self._active = session
         return session
 

@@ -62,6 +62,7 @@ class Session:
         self._occupants: list[Request | None] = [None] * len(self._view.requests)
         self._next_sequence = int(self._view.control["submit_tail"])
         self._readers = 0
+        self._refusing = False
         self._closed = False
         self._launches = 0
         self._wait_timeout_ms = wait_timeout_ms
@@ -161,7 +162,8 @@ class Session:
         from gpurt.trace import Trace
 
         with self.lock:
-            self._check_open()
+            if self._closed:
+                self._check_open()
             if request.launch_index != self._launches:
                 # Workers of a later launch write into the same rings.
                 msg = f"the spans of request {request.sequence} are gone"
@@ -202,13 +204,19 @@ class Session:
                     )
                     return
 
+    def refuse(self) -> None:
+        """Take no more requests, and ask for the end of those in flight."""
+        with self.lock:
+            self._refusing = True
+            for request in self.in_flight if not self._closed else ():
+                self._view.cancel(request.entry)
+
     def close(self) -> None:
         """End what is in flight as cancelled, end the kernel, free everything. Idempotent."""
+        self.refuse()
         with self.lock:
             if self._closed:
                 return
-            for request in self.in_flight:
-                self._view.cancel(request.entry)
             if not self.broken:
                 self._view.request_exit()
                 deadline = time.monotonic() + CLOSE_GRACE_S
@@ -233,7 +241,7 @@ class Session:
         return self._wait_timeout_ms / 1e3 + JOIN_GRACE_S
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed or self._refusing:
             raise ClosedError("the Runtime was closed - at Runtime - make another one")
 
     def _fill(

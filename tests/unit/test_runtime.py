@@ -5,6 +5,7 @@ on a real one. tests/unit/test_runtime_host.py runs the same promises on threads
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from gpurt.errors import (
 )
 from gpurt.graph import Graph
 from gpurt.runtime import Runtime
+from gpurt.watchdog import Watchdog
 from tests.helpers.fake_executor import FakeExecutor, toy_plan
 
 VOCAB = 97
@@ -161,6 +163,54 @@ def test_close_ends_requests_in_flight_as_cancelled(fakes):
     with pytest.raises(ClosedError, match=r"^the Runtime was closed"):
         runtime.submit(graph, [1], max_tokens=1)
     runtime.close()
+
+
+def test_close_ends_a_submit_that_waits_for_another_graph(fakes):
+    one, two = model("one"), model("two")
+    runtime = open_runtime()
+    runtime.prepare(two)
+    held(runtime, one, fakes)
+    endless = runtime.submit(one, [1], max_tokens=60)
+    errors = []
+
+    def submit_another():
+        try:
+            runtime.submit(two, [2], max_tokens=1)
+        except ClosedError as error:
+            errors.append(str(error))
+
+    waiting = threading.Thread(target=submit_another)
+    waiting.start()
+    while runtime._lock.acquire(blocking=False):
+        runtime._lock.release()  # until the other thread has it, and waits
+        time.sleep(0.001)
+    runtime.close()
+    waiting.join(30)
+    assert errors[0].startswith("the Runtime was closed")
+    assert endless.result(1).finish_reason == "cancelled"
+    assert all(f.closed for f in fakes)
+
+
+def test_watchdog_that_is_stopped_while_it_looks_around_ends():
+    looking, go_on = threading.Event(), threading.Event()
+
+    class Busy:
+        in_flight = ()
+
+        def tend(self):
+            looking.set()
+            assert go_on.wait(30)
+
+    dog = Watchdog([Busy()])
+    dog.wake()
+    assert looking.wait(30)
+    stopper = threading.Thread(target=dog.stop)
+    stopper.start()
+    while not dog._stopped:
+        time.sleep(0.001)
+    go_on.set()
+    stopper.join(30)
+    assert not stopper.is_alive()
 
 
 def test_full_ring_is_refused_and_room_comes_back(fakes):

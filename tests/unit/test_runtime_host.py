@@ -83,6 +83,27 @@ def test_kernel_that_lingered_out_is_launched_again(tiny):
         second = runtime.submit(graph, [1], max_tokens=2)
         assert second.result(60) == first.result()
         assert (first.stats.launches, second.stats.launches) == (1, 1)
+        assert second.trace().whole_steps.tolist() == [0, 1]
+        with pytest.raises(TraceError, match=r"^the spans of request 0 are gone"):
+            first.trace()
+
+
+def test_thousand_requests_of_different_lengths_on_one_kernel(tiny):
+    graph = graph_of(tiny)
+    with open_runtime(residency_ms=0, linger_ms=60_000, queue_capacity=77) as runtime:
+        first = [
+            runtime.submit(graph, [n % 20] * (1 + n % 7), max_tokens=1 + n % 11) for n in range(77)
+        ]
+        expected = [request.result(60).token_ids for request in first]
+        pending = []
+        for number in range(1000):
+            n = number % 77
+            pending.append(runtime.submit(graph, [n % 20] * (1 + n % 7), max_tokens=1 + n % 11))
+            if len(pending) == 50:
+                for at, request in enumerate(pending):
+                    assert request.result(60).token_ids == expected[(number - 49 + at) % 77]
+                pending = []
+        assert runtime.launches == 1
 
 
 def test_requests_queued_beyond_the_residency_are_launched_again(tiny):

@@ -2,6 +2,8 @@
 #include <chrono>
 
 #include "bodies/registry.hpp"
+#define GPURT_EACH_LEVEL "peak_kernels.hpp"
+#include "bodies/simd_each.hpp"
 
 using gpurt::BodyContext;
 using gpurt::TaskRecord;
@@ -53,5 +55,30 @@ int body_run(const char* name, const TaskRecord* records, int count, const gpurt
   }
   std::memcpy(detail, context.detail, sizeof(context.detail));
   return static_cast<int>(kind);
+}
+
+/// The fastest of `repeats` reads of `count` floats, in nanoseconds.
+double body_peak_read(const float* from, gpurt::u64 count, int repeats, float* sum) {
+  double best_ns = 1e30;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    const auto begin = std::chrono::steady_clock::now();
+    *sum += GPURT_AT_LEVEL(peak_read, from, count);
+    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
+    if (took.count() < best_ns) best_ns = took.count();
+  }
+  return best_ns;
+}
+
+/// The fewest nanoseconds that 8 * count blocks of 32 codes take, over `repeats`.
+double body_peak_codes(const gpurt::u8* block, const std::int16_t* codes, const float* scale,
+                       gpurt::u64 count, int repeats, float* sum) {
+  double best_ns = 1e30;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    const auto begin = std::chrono::steady_clock::now();
+    *sum += GPURT_AT_LEVEL(peak_codes, block, codes, scale, count);
+    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
+    if (took.count() < best_ns) best_ns = took.count();
+  }
+  return best_ns;
 }
 }

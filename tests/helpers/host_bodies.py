@@ -35,13 +35,16 @@ POISON = np.float32(np.nan)
 @functools.cache
 def library() -> Path:
     """The compiled bodies; built on first use."""
-    sources = [*sorted((ROOT / "device").rglob("*.hpp")), Path(__file__).with_suffix(".cpp")]
+    here = Path(__file__)
+    sources = [*sorted((ROOT / "device").rglob("*.hpp")), here.with_name("peak_kernels.hpp")]
+    sources.append(here.with_suffix(".cpp"))
     digest = hashlib.sha256(b"".join(p.read_bytes() for p in sources)).hexdigest()[:16]
     path = ROOT / "build" / "test_bodies" / f"bodies_{digest}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".so", delete=False) as made:
-            command = ["g++", *FLAGS, f"-I{ROOT / 'device'}", str(sources[-1]), "-o", made.name]
+            include = (f"-I{ROOT / 'device'}", f"-I{here.parent}")
+            command = ["g++", *FLAGS, *include, str(sources[-1]), "-o", made.name]
             subprocess.run(command, check=True)
             os.replace(made.name, path)
     return path
@@ -69,6 +72,8 @@ class HostBodies:
                 del os.environ["GPURT_SIMD"]
             else:
                 os.environ["GPURT_SIMD"] = before
+        for name in ("body_peak_read", "body_peak_codes"):
+            getattr(self._library, name).restype = ctypes.c_double
         self.level = level
         self.best_ns = 0.0
 
@@ -110,6 +115,30 @@ class HostBodies:
         )
         self.best_ns = best.value
         return kind, [int(v) for v in detail]
+
+    def read_gbps(self, size_bytes: int, repeats: int) -> float:
+        """GB/s at which this core reads an array of that size again and again."""
+        count = size_bytes // 256 * 64
+        array, total = np.ones(count, np.float32), ctypes.c_float()
+        best = self._library.body_peak_read(
+            ctypes.c_void_p(array.ctypes.data),
+            ctypes.c_uint64(count),
+            repeats,
+            ctypes.byref(total),
+        )
+        return 4 * count / float(best)
+
+    def codes_gmacs(self, repeats: int) -> float:
+        """GMAC/s of block codes in registers with activations in L1: no unpacking, no scales."""
+        block, codes = np.ones(34, np.uint8), np.ones(12 * 32, np.int16)
+        scale, count, total = np.ones(2, np.float32), 20000, ctypes.c_float()
+        best = self._library.body_peak_codes(
+            *(ctypes.c_void_p(a.ctypes.data) for a in (block, codes, scale)),
+            ctypes.c_uint64(count),
+            repeats,
+            ctypes.byref(total),
+        )
+        return 8 * 32 * count / float(best)
 
 
 @functools.cache

@@ -1,16 +1,19 @@
 // attention on the GPU: q/k norm, rotary embedding, the cache write, then attention, per kv head.
 //
 // The contract is in graphs/ops/attention.py. A task handles all rows of the step for one kv head
-// and its G query heads:
-//   1. every group of D/8 lanes takes a (row, key or value) vector: norm, rotate, into the cache
-//   2. team barrier: rows of one sequence see the keys that earlier rows of this step wrote
+// and its GROUP query heads:
+//   1. rows' slots and positions into scratch; team barrier
+//   2. every group of D/8 lanes takes a vector, a key, a value or a query: norm, rotate, and into
+//      the cache, or into scratch; team barrier: rows see the keys of earlier rows of this step
 //   3. chunk c of a sequence's positions belongs to virtual warp c % 16, whatever the team's size;
-//      each folds its chunks by running softmax into a partial (max, sum, D outputs) a query head
-//   4. partials are merged in virtual-warp order
+//      each folds its chunks by running softmax into a partial (D outputs, max, sum) a query head;
+//      team barrier
+//   4. partials are merged in virtual-warp order, four outputs a thread
 // So the order of sums hangs on positions alone: not on rows, context, team or worker. Every
-// multiply-add is written out (fmaf, or NVRTC's --fmad=false), so no instance of the template
-// contracts another pair.
+// multiply-add is written out (fmaf, and NVRTC's --fmad=false): no instance fuses other pairs.
 //
+// What a step needs but the vectors themselves is read before they are polled for, since each
+// dependent load is a trip to L2: an acquire anywhere on the SM empties its L1.
 // A lane holds 8 consecutive dimensions: D/8 lanes read one position (16 bytes a lane in a 16-bit
 // cache), 32/(D/8) positions at a time, kBatch times before the first use.
 #pragma once
@@ -20,19 +23,36 @@ namespace gpurt {
 
 constexpr u32 kVirtualWarps = 16;
 
-// CACHE is a DTypeCode. HEADS query heads share one pass over keys and values.
+// CACHE is a DTypeCode.
 template <u32 D, u32 GROUP, u32 CACHE>
 struct attention_of {
   static_assert(D == 64 || D == 128, "head dimensions that fill lanes of 8");
   static constexpr u32 kLanes = D / 8;            // lanes a position
   static constexpr u32 kPositions = 32 / kLanes;  // positions a warp reads at once
-  // Such reads in flight, and heads a pass: what 96 registers hold without spills. An odd group's
-  // last pass computes its last head twice.
+  // Such reads in flight, and query heads a pass: what 96 registers hold. An odd group's last pass
+  // computes its last head twice.
   static constexpr u32 kBatch = CACHE == kF32 ? 2 : 4;
-  static constexpr u32 kHeads = GROUP == 1 ? 1 : 2;
-  static constexpr u32 kChunk = kBatch * kPositions;  // a page is a multiple of it
+  static constexpr u32 kHeads = GROUP <= 3 ? GROUP : GROUP % 2 == 0 ? 2 : 3;
   static constexpr u32 kPasses = (GROUP + kHeads - 1) / kHeads;
-  static constexpr u32 kPartialFloats = kHeads * (D + 2);  // max, sum, then D outputs a head
+  static constexpr u32 kChunk = kBatch * kPositions;  // a page is a multiple of it
+  static constexpr u32 kRowsMax = 16;
+  static constexpr u32 kHeadFloats = D + 4;  // D outputs, max, sum; aligned to 16 bytes
+  static constexpr u32 kPartialFloats = kHeads * kHeadFloats;
+  static constexpr u32 kQueryRows = 2048 / (GROUP * D) == 0 ? 1 : 2048 / (GROUP * D);
+
+  struct Place {
+    u32 slot, position;
+  };
+
+  struct Scratch {
+    Place place[kRowsMax];
+    f32 query[kQueryRows][GROUP][D];  // rotated and scaled, of the rows at hand
+    f32 partial[1];                   // kPartialFloats an item, as many as fit
+  };
+  static constexpr u32 kFixedBytes = sizeof(Place) * kRowsMax + kQueryRows * GROUP * D * 4;
+  static constexpr u32 kItemsMax =
+      (BodyContext::scratch_bytes - kFixedBytes) / (kPartialFloats * 4);
+  static_assert(kItemsMax >= kVirtualWarps, "a row's partials must fit");
 
   struct Shape {
     u32 heads, kv_heads, kv_head, page, pages_per_slot;
@@ -54,18 +74,42 @@ struct attention_of {
     f32 out[kHeads][8];
   };
 
+  // Each phase is a function of its own, which reads from the record what it needs: the values of
+  // one do not take the registers of the next.
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
-    const Shape shape = shape_of(task, context);
-    store_keys_values(shape, context);
+    Scratch& scratch = scratch_of(context);
+    const u32 rows = context.step->rows;
+    if (context.thread < rows) {
+      const RowState row = context.rows[context.thread];
+      scratch.place[context.thread] = {row.slot, row.position};
+    }
     context.sync();
-    if constexpr (BodyContext::team_threads == 32) {
-      one_warp(shape, context);
-    } else {
-      whole_team(shape, context);
+    u32 most = 1;
+    for (u32 row = 0; row < rows; ++row) {
+      most = max(most, virtual_warps(scratch.place[row].position));
+    }
+    const u32 rows_at_once = max(1u, min(kQueryRows, kItemsMax / (most * kPasses)));
+    for (u32 first = 0; first < rows; first += rows_at_once) {
+      const u32 here = min(rows_at_once, rows - first);
+      make_vectors(task, context, first == 0 ? rows : 0, first, here);
+      context.sync();
+      // A row whose passes do not fit together is done pass by pass.
+      const u32 pairs = here * kPasses, pairs_at_once = min(pairs, kItemsMax / most);
+      for (u32 pair = 0; pair < pairs; pair += pairs_at_once) {
+        const u32 count = min(pairs_at_once, pairs - pair);
+        fold_items(task, context, first, pair, count, most);
+        context.sync();
+        merge(task, context, first, pair, count, most);
+        context.sync();
+      }
     }
   }
 
-  __device__ static Shape shape_of(const TaskRecord& task, const BodyContext& context) {
+  GPURT_FN static Scratch& scratch_of(const BodyContext& context) {
+    return *reinterpret_cast<Scratch*>(context.scratch);
+  }
+
+  GPURT_FN static Shape shape_of(const TaskRecord& task, const BodyContext& context) {
     Shape s;
     s.heads = task.param[0];
     s.kv_heads = task.param[1];
@@ -87,120 +131,173 @@ struct attention_of {
     return s;
   }
 
-  // Step 1. Trip counts are equal for a whole warp, since the norm and the rotation shuffle.
-  __device__ static void store_keys_values(const Shape& s, const BodyContext& context) {
-    const u32 lane = context.thread % 32, sub = lane % kLanes;
-    const u32 jobs = 2 * context.step->rows, at_once = context.team_threads / kLanes;
-    for (u32 base = context.thread / 32 * kPositions; base < jobs; base += at_once) {
-      const u32 job = base + lane / kLanes;
-      const bool active = job < jobs;
-      const u32 row = active ? job / 2 : 0;
-      const bool is_key = job % 2 == 0;
-      const RowState& state = context.rows[row];
-      const u64 width = u64(s.kv_heads) * D;
-      const f32* source = s.kv + row * 2 * width + (is_key ? 0 : width) + s.kv_head * D + sub * 8;
-      f32 x[8];
-      load8(source, s.kv_payload, context, x);
-      f32 key[8];
-      for (u32 i = 0; i < 8; ++i) key[i] = x[i];
-      prepare(s, key, sub, state.position, 1);
-      const u32 page = s.page_table[state.slot * s.pages_per_slot + state.position / s.page];
-      const u64 at = element(s, page, state.position % s.page, sub);
-      if (active) {
-        for (u32 i = 0; i < 8; ++i) x[i] = is_key ? key[i] : x[i];
-        Elements<CACHE>::store8(is_key ? s.k_cache : s.v_cache, at, x);
+  __device__ static u32 virtual_warps(u32 position) {
+    return min(kVirtualWarps, position / kChunk + 1);
+  }
+
+  __device__ static u32 page_of(const Shape& s, const Place& place, u32 position) {
+    return s.page_table[place.slot * s.pages_per_slot + position / s.page];
+  }
+
+  // Index of a lane's first element of a position in a cache.
+  __device__ static u64 element(const Shape& s, u32 page, u32 position, u32 sub) {
+    return ((u64(page) * s.kv_heads + s.kv_head) * s.page + position % s.page) * D + sub * 8;
+  }
+
+  // ---- 2: keys and values of `kv_rows` rows, queries of rows [first, first + here)
+  // --------------- Trip counts are equal for a whole warp, since polls, norm and rotation are
+  // collective.
+  __device__ __noinline__ static void make_vectors(const TaskRecord& task,
+                                                   const BodyContext& context, u32 kv_rows,
+                                                   u32 first, u32 here) {
+    const Shape s = shape_of(task, context);
+    Scratch& scratch = scratch_of(context);
+    const u32 lane = context.thread % 32, sub = lane % kLanes, half = kLanes / 2;
+    const u32 kv_jobs = 2 * kv_rows, jobs = kv_jobs + here * GROUP;
+    const u64 width = u64(s.kv_heads) * D;
+    for (u32 base = context.thread / 32 * kPositions; base < jobs;
+         base += context.team_threads / kLanes) {
+      // A lane without a job repeats the last one, and stores nothing.
+      const u32 job = min(base + lane / kLanes, jobs - 1);
+      const bool stores = base + lane / kLanes < jobs, is_query = job >= kv_jobs;
+      const u32 query = job - kv_jobs, head = query % GROUP;
+      const u32 row = is_query ? first + query / GROUP : job / 2;
+      const bool is_value = !is_query && job % 2 == 1;
+      const Place place = scratch.place[row];
+      const f32* angles = s.rope + u64(place.position) * D + sub % half * 8;
+      f32 cos[8], sin[8], norm[8];
+      read8(angles, cos);
+      read8(angles + D / 2, sin);
+      if (s.qk_norm != nullptr) read8(s.qk_norm + (is_query ? 0 : D) + sub * 8, norm);
+      const u64 at = element(s, page_of(s, place, place.position), place.position, sub);
+      const f32* from = is_query ? s.q + (u64(row) * s.heads + s.kv_head * GROUP + head) * D
+                                 : s.kv + row * 2 * width + (is_value ? width : 0) + s.kv_head * D;
+      f32 x[8], turned[8];
+      load8(from + sub * 8, is_query ? s.q_payload : s.kv_payload, context, x);
+      prepare(s, x, cos, sin, norm, sub < half, turned);
+      if (!stores) continue;
+      if (is_query) {
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+          scratch.query[query / GROUP][head][sub * 8 + i] = turned[i] * s.scale_log2e;
+        }
+      } else {
+        Elements<CACHE>::store8(is_value ? s.v_cache : s.k_cache, at, is_value ? x : turned);
       }
     }
   }
 
-  // Index of a lane's first element of a position in a cache.
-  __device__ static u64 element(const Shape& s, u32 page, u32 offset, u32 sub) {
-    return ((u64(page) * s.kv_heads + s.kv_head) * s.page + offset) * D + sub * 8;
+  __device__ static void read8(const f32* from, f32 (&x)[8]) {
+    Elements<kF32>::unpack8(Elements<kF32>::read8(reinterpret_cast<u64>(from), 0, true), x);
   }
 
   // RMSNorm if the model has one, then the rotation of the pairs (i, i + D/2).
-  __device__ static void prepare(const Shape& s, f32 (&x)[8], u32 sub, u32 position, u32 which) {
+  __device__ static void prepare(const Shape& s, const f32 (&x)[8], const f32 (&cos)[8],
+                                 const f32 (&sin)[8], const f32 (&norm)[8], bool is_low,
+                                 f32 (&turned)[8]) {
+    f32 y[8];
+    f32 factor = 1;
     if (s.qk_norm != nullptr) {
       f32 sum = 0;
 #pragma unroll
       for (u32 i = 0; i < 8; ++i) sum = fmaf(x[i], x[i], sum);
 #pragma unroll
       for (u32 step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-      const f32 factor = rsqrtf(fmaf(sum, 1.0f / D, s.eps));
-#pragma unroll
-      for (u32 i = 0; i < 8; ++i) x[i] *= factor * s.qk_norm[which * D + sub * 8 + i];
+      factor = rsqrtf(fmaf(sum, 1.0f / D, s.eps));
     }
-    const bool low = sub < kLanes / 2;
-    const f32* cos = s.rope + u64(position) * D + (sub % (kLanes / 2)) * 8;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) y[i] = s.qk_norm != nullptr ? x[i] * (factor * norm[i]) : x[i];
 #pragma unroll
     for (u32 i = 0; i < 8; ++i) {
-      const f32 other = __shfl_xor_sync(~0u, x[i], kLanes / 2);
-      const f32 turned = other * cos[D / 2 + i];
-      x[i] = fmaf(x[i], cos[i], low ? -turned : turned);
+      const f32 other = __shfl_xor_sync(~0u, y[i], kLanes / 2) * sin[i];
+      turned[i] = fmaf(y[i], cos[i], is_low ? -other : other);
     }
   }
 
-  // Step 3: the chunks of one virtual warp for kHeads heads of a row, by one warp.
-  // Returns with the same values in every group of kLanes lanes.
-  __device__ static void fold_chunks(const Shape& s, const BodyContext& context, u32 row,
-                                     u32 virtual_warp, u32 head, Partial& part) {
-    const u32 lane = context.thread % 32, sub = lane % kLanes;
-    const RowState& state = context.rows[row];
-    const u32 count = state.position + 1;
-    f32 q[kHeads][8];
+  // ---- 3: pairs (row, pass) [pair, pair + count), times virtual warps, over the team's warps
+  // -----
+  __device__ __noinline__ static void fold_items(const TaskRecord& task, const BodyContext& context,
+                                                 u32 first, u32 pair, u32 count, u32 most) {
+    const Shape s = shape_of(task, context);
+    Scratch& scratch = scratch_of(context);
+    for (u32 item = context.thread / 32; item < count * most; item += context.team_threads / 32) {
+      const u32 at = pair + item / most, row = at / kPasses, warp = item % most;
+      const Place place = scratch.place[first + row];
+      if (warp >= virtual_warps(place.position)) continue;
+      Partial part;
+      fold_chunks(s, place, scratch.query[row], at % kPasses * kHeads, warp, context.thread % 32,
+                  part);
+      park(scratch.partial + item * kPartialFloats, part, context.thread % 32);
+    }
+  }
+
+  // The chunks of one virtual warp. Ends with the same values in every group of kLanes lanes.
+  __device__ static void fold_chunks(const Shape& s, const Place& place,
+                                     const f32 (&query)[GROUP][D], u32 head, u32 warp, u32 lane,
+                                     Partial& part) {
+    const u32 count = place.position + 1;
 #pragma unroll
     for (u32 h = 0; h < kHeads; ++h) {
-      const u64 column = u64(s.kv_head * GROUP + min(head + h, GROUP - 1)) * D + sub * 8;
-      load8(s.q + u64(row) * s.heads * D + column, s.q_payload, context, q[h]);
-      prepare(s, q[h], sub, state.position, 0);
       part.max[h] = -3.0e38f;  // finite: a difference of two of them is 0, not NaN
       part.sum[h] = 0;
 #pragma unroll
-      for (u32 i = 0; i < 8; ++i) {
-        q[h][i] *= s.scale_log2e;
-        part.out[h][i] = 0;
-      }
+      for (u32 i = 0; i < 8; ++i) part.out[h][i] = 0;
     }
-    const u32 chunks = (count + kChunk - 1) / kChunk;
+    u32 begin = warp * kChunk;
+    u32 page = page_of(s, place, begin);
 #pragma unroll 1
-    for (u32 c = virtual_warp; c < chunks; c += kVirtualWarps) {
-      const u32 begin = c * kChunk;
-      const u32 page = s.page_table[state.slot * s.pages_per_slot + begin / s.page];
-      const u32 valid = min(kChunk, count - begin);
-      fold_chunk(s, page, begin % s.page, lane / kLanes, valid, sub, q, part);
+    while (begin < count) {
+      const u32 next = begin + kVirtualWarps * kChunk;
+      const u32 next_page = page_of(s, place, next < count ? next : begin);
+      fold_chunk(s, query, head, page, begin, min(kChunk, count - begin), lane, part);
+      begin = next;
+      page = next_page;
     }
     join_groups(part);
   }
 
-  // One chunk: kBatch positions of this lane's group, from `first` on. Positions from `valid` on
-  // weigh nothing, and are not read: what lies there may be NaN.
-  __device__ static void fold_chunk(const Shape& s, u32 page, u32 offset, u32 first, u32 valid,
-                                    u32 sub, const f32 (&q)[kHeads][8], Partial& part) {
+  GPURT_FN static void read_batch(u64 cache, u64 start, u32 group, u32 valid,
+                                  typename Elements<CACHE>::Eight (&batch)[kBatch]) {
+#pragma unroll
+    for (u32 b = 0; b < kBatch; ++b) {
+      const u32 step = b * kPositions;
+      batch[b] = Elements<CACHE>::read8(cache, start + step * D, group + step < valid);
+    }
+  }
+
+  // One chunk: kBatch positions of this lane's group. Positions from `valid` on weigh nothing, and
+  // are not read: what lies there may be NaN.
+  __device__ static void fold_chunk(const Shape& s, const f32 (&query)[GROUP][D], u32 head,
+                                    u32 page, u32 begin, u32 valid, u32 lane, Partial& part) {
     typename Elements<CACHE>::Eight keys[kBatch], values[kBatch];
-    const u64 start = element(s, page, offset + first, sub);
-#pragma unroll
-    for (u32 b = 0; b < kBatch; ++b) {
-      const u32 step = b * kPositions;
-      keys[b] = Elements<CACHE>::read8(s.k_cache, start + step * D, first + step < valid);
-    }
-#pragma unroll
-    for (u32 b = 0; b < kBatch; ++b) {
-      const u32 step = b * kPositions;
-      values[b] = Elements<CACHE>::read8(s.v_cache, start + step * D, first + step < valid);
-    }
+    const u32 group = lane / kLanes, sub = lane % kLanes;
+    const u64 start = element(s, page, begin, sub) + group * D;
+    read_batch(s.k_cache, start, group, valid, keys);
+    // Three heads' sums leave no registers for keys and values at once.
+    constexpr bool kValuesLate = kHeads == 3 && CACHE != kF32;
+    if constexpr (!kValuesLate) read_batch(s.v_cache, start, group, valid, values);
     f32 score[kBatch][kHeads];
 #pragma unroll
-    for (u32 b = 0; b < kBatch; ++b) {
-      f32 key[8];
-      Elements<CACHE>::unpack8(keys[b], key);
+    for (u32 h = 0; h < kHeads; ++h) {
+      f32 q[8];
+      read8(query[min(head + h, GROUP - 1)] + sub * 8, q);
 #pragma unroll
-      for (u32 h = 0; h < kHeads; ++h) {
+      for (u32 b = 0; b < kBatch; ++b) {
+        f32 key[8];
+        Elements<CACHE>::unpack8(keys[b], key);
         f32 sum = 0;
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) sum = fmaf(q[h][i], key[i], sum);
-#pragma unroll
-        for (u32 step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+        for (u32 i = 0; i < 8; ++i) sum = fmaf(q[i], key[i], sum);
         score[b][h] = sum;
+      }
+    }
+    if constexpr (kValuesLate) read_batch(s.v_cache, start, group, valid, values);
+#pragma unroll
+    for (u32 step = 1; step < kLanes; step *= 2) {
+#pragma unroll
+      for (u32 b = 0; b < kBatch; ++b) {
+#pragma unroll
+        for (u32 h = 0; h < kHeads; ++h) score[b][h] += __shfl_xor_sync(~0u, score[b][h], step);
       }
     }
 #pragma unroll
@@ -208,13 +305,18 @@ struct attention_of {
       f32 top = part.max[h];
 #pragma unroll
       for (u32 b = 0; b < kBatch; ++b) {
-        if (first + b * kPositions < valid) top = fmaxf(top, score[b][h]);
+        if (group + b * kPositions < valid) top = fmaxf(top, score[b][h]);
       }
       const f32 shrink = exp2f(part.max[h] - top);
       part.max[h] = top;
       part.sum[h] *= shrink;
 #pragma unroll
       for (u32 i = 0; i < 8; ++i) part.out[h][i] *= shrink;
+#pragma unroll
+      for (u32 b = 0; b < kBatch; ++b) {
+        score[b][h] = group + b * kPositions < valid ? exp2f(score[b][h] - top) : 0.0f;
+        part.sum[h] += score[b][h];
+      }
     }
 #pragma unroll
     for (u32 b = 0; b < kBatch; ++b) {
@@ -222,11 +324,8 @@ struct attention_of {
       Elements<CACHE>::unpack8(values[b], value);
 #pragma unroll
       for (u32 h = 0; h < kHeads; ++h) {
-        const bool counts = first + b * kPositions < valid;
-        const f32 weight = counts ? exp2f(score[b][h] - part.max[h]) : 0.0f;
-        part.sum[h] += weight;
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) part.out[h][i] = fmaf(weight, value[i], part.out[h][i]);
+        for (u32 i = 0; i < 8; ++i) part.out[h][i] = fmaf(score[b][h], value[i], part.out[h][i]);
       }
     }
   }
@@ -253,115 +352,48 @@ struct attention_of {
     }
   }
 
-  // (max, sum, out) of what came before, then the next virtual warp's.
-  struct Merge {
-    f32 max, before, next;
-    __device__ Merge(f32 a, f32 b) : max(fmaxf(a, b)) {
-      before = exp2f(a - max);
-      next = exp2f(b - max);
-    }
-    __device__ f32 of(f32 a, f32 b) const { return fmaf(a, before, b * next); }
-  };
-
-  __device__ static u32 virtual_warps(u32 position) {
-    return min(kVirtualWarps, position / kChunk + 1);
-  }
-
-  // A team of one warp merges in registers, in the same order and arithmetic as whole_team.
-  __device__ static void one_warp(const Shape& s, const BodyContext& context) {
-    const u32 rows = context.step->rows;
-    for (u32 row = 0; row < rows; ++row) {
-      const u32 warps = virtual_warps(context.rows[row].position);
-      for (u32 head = 0; head < GROUP; head += kHeads) {
-        Partial sum;
-        fold_chunks(s, context, row, 0, head, sum);
-#pragma unroll 1
-        for (u32 w = 1; w < warps; ++w) {
-          Partial next;
-          fold_chunks(s, context, row, w, head, next);
-          for (u32 h = 0; h < kHeads; ++h) {
-            const Merge merge(sum.max[h], next.max[h]);
-            sum.max[h] = merge.max;
-            sum.sum[h] = merge.of(sum.sum[h], next.sum[h]);
-            for (u32 i = 0; i < 8; ++i) sum.out[h][i] = merge.of(sum.out[h][i], next.out[h][i]);
-          }
-        }
-        const u32 lane = context.thread % 32;
-        for (u32 h = 0; h < kHeads; ++h) {
-          for (u32 i = 0; i < 8; ++i) sum.out[h][i] = sum.out[h][i] / sum.sum[h];
-          if (lane < kLanes && head + h < GROUP) {
-            store8(out_of(s, row, head + h) + lane * 8, sum.out[h]);
-          }
-        }
-      }
-    }
-  }
-
-  // All warps fold (row, virtual warp, heads) items into scratch; then the team merges them.
-  __device__ static void whole_team(const Shape& s, const BodyContext& context) {
-    const u32 rows = context.step->rows, warp = context.thread / 32;
-    u32 most = 1;
-    for (u32 row = 0; row < rows; ++row) {
-      most = max(most, virtual_warps(context.rows[row].position));
-    }
-    static_assert(BodyContext::scratch_bytes >= kVirtualWarps * kPartialFloats * 4);
-    f32* partials = reinterpret_cast<f32*>(context.scratch);
-    const u32 room = context.scratch_bytes / (kPartialFloats * 4) / most;  // (row, pass) pairs
-    const u32 pairs = rows * kPasses;
-    for (u32 first = 0; first < pairs; first += room) {
-      const u32 here = min(room, pairs - first);
-      for (u32 item = warp; item < here * most; item += context.team_threads / 32) {
-        const u32 pair = first + item / most, row = pair / kPasses, virtual_warp = item % most;
-        if (virtual_warp < virtual_warps(context.rows[row].position)) {
-          Partial part;
-          fold_chunks(s, context, row, virtual_warp, pair % kPasses * kHeads, part);
-          park(partials + item * kPartialFloats, part, context.thread % 32);
-        }
-      }
-      context.sync();
-      for (u32 at = context.thread; at < here * kHeads * kLanes; at += context.team_threads) {
-        const u32 pair = at / (kHeads * kLanes), h = at / kLanes % kHeads, sub = at % kLanes;
-        const u32 row = (first + pair) / kPasses, head = (first + pair) % kPasses * kHeads + h;
-        if (head >= GROUP) continue;
-        const f32* source = partials + pair * most * kPartialFloats + h * (D + 2);
-        merge_partials(source, virtual_warps(context.rows[row].position), sub,
-                       out_of(s, row, head));
-      }
-      context.sync();
-    }
-  }
-
-  __device__ static f32* out_of(const Shape& s, u32 row, u32 head) {
-    return s.out + (u64(row) * s.heads + s.kv_head * GROUP + head) * D;
-  }
-
   __device__ static void park(f32* to, const Partial& part, u32 lane) {
 #pragma unroll
     for (u32 h = 0; h < kHeads; ++h) {
-      if (lane == 0) {
-        to[h * (D + 2)] = part.max[h];
-        to[h * (D + 2) + 1] = part.sum[h];
-      }
       if (lane < kLanes) {
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) to[h * (D + 2) + 2 + lane * 8 + i] = part.out[h][i];
+        Elements<kF32>::store8(reinterpret_cast<u64>(to + h * kHeadFloats), lane * 8, part.out[h]);
+      }
+      if (lane == 0) {
+        to[h * kHeadFloats + D] = part.max[h];
+        to[h * kHeadFloats + D + 1] = part.sum[h];
       }
     }
   }
 
-  // One thread: 8 dimensions of one head, all virtual warps in order.
-  __device__ static void merge_partials(const f32* source, u32 warps, u32 sub, f32* out) {
-    f32 top = source[0], sum = source[1], o[8];
-    for (u32 i = 0; i < 8; ++i) o[i] = source[2 + sub * 8 + i];
-    for (u32 w = 1; w < warps; ++w) {
-      const f32* next = source + w * kPartialFloats;
-      const Merge merge(top, next[0]);
-      top = merge.max;
-      sum = merge.of(sum, next[1]);
-      for (u32 i = 0; i < 8; ++i) o[i] = merge.of(o[i], next[2 + sub * 8 + i]);
+  // ---- 4: four outputs a thread, virtual warps in order
+  // ------------------------------------------
+  __device__ __noinline__ static void merge(const TaskRecord& task, const BodyContext& context,
+                                            u32 first, u32 pair, u32 count, u32 most) {
+    const Shape s = shape_of(task, context);
+    Scratch& scratch = scratch_of(context);
+    constexpr u32 kFours = D / 4;
+    for (u32 at = context.thread; at < count * kHeads * kFours; at += context.team_threads) {
+      const u32 here = pair + at / (kHeads * kFours), h = at / kFours % kHeads;
+      const u32 row = first + here / kPasses, head = here % kPasses * kHeads + h;
+      if (head >= GROUP) continue;
+      const u32 warps = virtual_warps(scratch.place[row].position);
+      const f32* from =
+          scratch.partial + at / (kHeads * kFours) * most * kPartialFloats + h * kHeadFloats;
+      f32 top = from[D];
+      for (u32 w = 1; w < warps; ++w) top = fmaxf(top, from[w * kPartialFloats + D]);
+      f32 sum = 0, a = 0, b = 0, c = 0, d = 0;
+      for (u32 w = 0; w < warps; ++w, from += kPartialFloats) {
+        const f32 weight = exp2f(from[D] - top);
+        const float4 x = *reinterpret_cast<const float4*>(from + at % kFours * 4);
+        sum = fmaf(from[D + 1], weight, sum);
+        a = fmaf(x.x, weight, a);
+        b = fmaf(x.y, weight, b);
+        c = fmaf(x.z, weight, c);
+        d = fmaf(x.w, weight, d);
+      }
+      f32* to = s.out + (u64(row) * s.heads + s.kv_head * GROUP + head) * D + at % kFours * 4;
+      store_granule(reinterpret_cast<u64>(to), a / sum, b / sum, c / sum, d / sum);
     }
-    for (u32 i = 0; i < 8; ++i) o[i] = o[i] / sum;
-    store8(out + sub * 8, o);
   }
 };
 

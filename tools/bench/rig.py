@@ -26,7 +26,7 @@ from gpurt import wire
 from gpurt.executors import program
 from gpurt.executors.base import Options
 from gpurt.executors.cuda_compile import KernelCode, compile_kernel
-from gpurt.executors.cuda_driver import Device, Kernel
+from gpurt.executors.cuda_driver import Device, Kernel, bindings, check
 from gpurt.plan import Plan
 
 __all__ = ["Options", "Rig"]
@@ -39,7 +39,7 @@ class Rig:
     def __init__(self, plan: Plan, arenas: dict[str, torch.Tensor], options: Options) -> None:
         self.plan, self.arenas, self.options = plan, arenas, options
         torch.zeros(1, device="cuda")  # torch's context is the primary one
-        self.device = Device.open(0)
+        self.device = _torch_device()
         with self.device.current():
             self.code: KernelCode = compile_kernel(plan, {}, self.device.limits.arch)
             self.kernel = Kernel(self.device, self.code.cubin, "gpurt_persistent")
@@ -133,3 +133,10 @@ class Rig:
         """Microseconds a step by the request's own times."""
         out = self.output
         return (int(out["end_ns"]) - int(out["begin_ns"])) / 1e3 / max(int(out["steps"]), 1)
+
+
+def _torch_device() -> Device:
+    """The device with torch's context: its streams and tensors are then usable with our calls."""
+    context = check(bindings().cuCtxGetCurrent(), "cuCtxGetCurrent")
+    device = Device.open(0)
+    return Device(device.index, device.handle, context, device.limits)

@@ -7,7 +7,8 @@
 // One lane does it all: a bulk copy takes one thread about 115 ns to issue, a 32 KB stage takes
 // the memory a microsecond. Nothing in here blocks but the ends of rings: a queue that is still
 // empty never holds up the stream of a task already taken.
-// Does not know: edges. Weights depend on nothing, so they are fetched before any edge is met.
+// Does not know: edges. Weights depend on nothing, so they are fetched before any edge is met. But a
+// `ready` slot that nobody fills is waited for here alone, so here it times out.
 #pragma once
 #include "controller.hpp"
 #include "stream.cuh"
@@ -44,8 +45,7 @@ struct Loader {
            mbarrier_test_wait(shared_address(&shared().slot_empty[freed % kSlotCount]),
                               slot_parity(freed)))
       ++freed;
-    const u32 ahead = source.policy == kPolicyStatic ? kSlotCount : kQueueAhead;
-    if (fetched - freed >= ahead) return false;
+    if (fetched - freed >= slots_ahead()) return false;
     u32 task = 0;
     u64 step = 0;
     if (source.next(task, step) != Next::kTask) return false;
@@ -90,6 +90,24 @@ struct Loader {
     ++issued;
     cursor.advance();
     return true;
+  }
+
+  // Nothing could be done: let the hardware wait for what the loader needs next. A spin would take
+  // issue slots from the team; a queue in global memory has nothing to wait on but polls.
+  __device__ void rest() {
+    if (is_open) {
+      mbarrier_try_wait(shared_address(&shared().stage_empty[cursor.stage]), cursor.parity ^ 1);
+    } else if (streamed != fetched) {
+      mbarrier_try_wait(shared_address(&shared().slot_full[streamed % kSlotCount]),
+                        slot_parity(streamed));
+    } else if (fetched - freed >= slots_ahead()) {
+      mbarrier_try_wait(shared_address(&shared().slot_empty[freed % kSlotCount]),
+                        slot_parity(freed));
+    }
+  }
+
+  __device__ u32 slots_ahead() const {
+    return source.policy == kPolicyStatic ? kSlotCount : kQueueAhead;
   }
 
   // ---- the end ----------------------------------------------------------------------------------
@@ -140,15 +158,58 @@ struct Loader {
   }
 };
 
+// Names the first task of the segment that lacks an edge: a slot belongs to no task yet.
+__device__ __noinline__ void report_empty_slot(const TaskSource& source, u64 waited_ns) {
+  const Program& program = gpurt_program;
+  Fault fault = {};
+  fault.kind = kFaultQueueTimeout;
+  fault.worker = blockIdx.x;
+  fault.task = source.begin;
+  fault.step = source.step;
+  fault.waited_ns = waited_ns;
+  bool found = false;
+  for (u32 task = source.begin; task < source.end && !found; ++task) {
+    const TaskRecord& record = at<const TaskRecord>(program.records)[task];
+    for (u32 i = 0; i < record.wait_count && !found; ++i) {
+      fault.seen = load_acquire(counter_address(program, record.wait[i].counter));
+      fault.needed = counter_target(program, record.wait[i], source.step);
+      found = fault.seen < fault.needed;
+      fault.task = task;
+      fault.counter = record.wait[i].counter;
+    }
+  }
+  raise_fault(program, fault);
+}
+
+// Whether this block has waited too long for a `ready` slot of an open step, with nothing else in
+// its hands. `begin_ns` is 0 after any progress.
+__device__ inline bool is_starved(const Loader& loader, u64& begin_ns) {
+  const DeviceControl* control = at<const DeviceControl>(gpurt_program.device_control);
+  const TaskSource& source = loader.source;
+  const u64 now = clock_ns();
+  if (source.policy != kPolicyReady || loader.freed != loader.fetched ||
+      load_acquire(&control->steps_open) <= source.step || begin_ns == 0) {
+    begin_ns = now;
+    return false;
+  }
+  if (now - begin_ns <= gpurt_program.wait_timeout_ns) return false;
+  report_empty_slot(source, now - begin_ns);
+  return true;
+}
+
 __device__ __noinline__ void run_loader() {
   if (threadIdx.x % 32 != 0) return;
   add_acq_rel(&at<DeviceControl>(gpurt_program.device_control)->workers_in, 1);
   Loader loader;
   loader.start();
+  u64 begin_ns = 0;
   for (u32 polls = 1; !is_leaving();) {
     const bool fetched = loader.fetch();
-    if (loader.stream() || fetched) continue;
-    if (is_look(polls++) && Loader::must_leave()) break;
+    if (loader.stream() || fetched) {
+      begin_ns = 0;
+      continue;
+    }
+    if (is_look(polls++) && (Loader::must_leave() || is_starved(loader, begin_ns))) break;
   }
   loader.leave();
 }

@@ -108,6 +108,6 @@ def test_a_logit_that_is_no_number_is_a_fault_with_row_and_column(value: float) 
     logits[1, 77] = value
     step = Step([0, 0], [0, 1], sample_rows=[0, 1], slot_states=slot_states(1))
     tokens(logits, step)
-    fault = runner().fault
+    fault = runner(16).fault
     assert fault["kind"] == wire.FaultKind.NON_FINITE
     assert list(fault["detail"][:2]) == [1, 77]

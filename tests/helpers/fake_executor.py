@@ -131,6 +131,7 @@ class FakeExecutor:
         self.closed = False
         self.residency_over = False  # end before the next request, whatever is queued
         self.fault_record = None  # left before the next token
+        self.ending_s = 0.0  # from ENDING to the end
         self.vanish = False  # end without a word before the next token
         self.launch_error = None
         self.body_error = None
@@ -214,6 +215,7 @@ class FakeExecutor:
                 if control["exit_request"] or self.residency_over or (late and not queued):
                     control["kernel_state"] = wire.KernelState.ENDING
                     self.residency_over = False
+                    view.lock.wait(self.ending_s)
                     return
                 if not queued:
                     view.lock.wait(max(0.001, linger - (time.monotonic() - idle_since)))

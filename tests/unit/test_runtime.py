@@ -98,6 +98,19 @@ def test_kernel_that_ended_after_its_linger_is_launched_again(fakes):
     assert (first.stats.launches, second.stats.launches) == (1, 1)
 
 
+def test_submit_to_a_kernel_that_is_ending_waits_for_its_end_and_launches(fakes):
+    graph = model()
+    with open_runtime(linger_ms=1) as runtime:
+        runtime.prepare(graph)
+        fakes[0].ending_s = 0.1
+        runtime.submit(graph, [1], max_tokens=3).result()
+        while fakes[0].host.kernel_state() != wire.KernelState.ENDING:
+            time.sleep(0.001)
+        request = runtime.submit(graph, [2], max_tokens=3)
+        assert request.launches == 1  # by submit itself, not by whoever looks next
+        assert request.result(10).token_ids == expected([2], 3)
+
+
 def test_request_queued_when_residency_ends_is_launched_once_more_and_not_lost(fakes):
     graph = model()
     with open_runtime() as runtime:
@@ -291,6 +304,8 @@ def test_fault_names_task_edge_numbers_and_who_is_stuck(fakes):
         assert "\n" not in text
         executor.fault_record = None
         assert runtime.submit(graph, [9], max_tokens=2).result(10).token_ids == expected([9], 2)
+        # What was queued behind the fault was dropped, not run late.
+        assert executor.host.outputs["token_count"][queued.sequence] == 0
 
 
 def test_kernel_that_vanishes_ends_its_request_with_an_error(fakes):

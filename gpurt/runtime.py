@@ -288,7 +288,8 @@ def _load(plan: Plan, graph: Graph, config: RuntimeConfig, progress: Progress | 
     if config.target.kind == "cuda":
         from gpurt.executors import cuda
 
-        return cuda.load(plan, graph, options, progress=progress)
+        index = int(config.device.removeprefix("cuda:"))
+        return cuda.load(plan, graph, options, progress=progress, device_index=index)
     from gpurt.executors import host
 
     return host.load(plan, graph, options, progress=progress)

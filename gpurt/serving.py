@@ -68,6 +68,7 @@ def model_graph(
         context=context,
         # The tensor cores take bf16; the host reads blocks as they are stored.
         weight_dtype="bf16" if kind == "cuda" else None,
+        kv_dtype="bf16" if kind == "cuda" else "f32",
     )
 
 

@@ -37,6 +37,7 @@ Progress = Callable[[str, int, int], None]
 SENTINEL_BYTE = 0xFF
 _RESET = ("counters", "arrived", "ready_slots", "cursors", "held_tickets", "slots")
 _END_TIMEOUT_S = 10.0
+SPAN_TICK_NS = 1.0  # scheduler/storer.cuh scales an SM's cycles to the global clock itself
 
 
 @dataclass
@@ -197,7 +198,7 @@ class CudaExecutor:
         sampled, _ = self._spans("sampled_spans", "sampled_counts", workers, capacity)
         ended = summaries[summaries["end_ns"] != 0]
         ordered = ended[np.argsort(ended["step"], kind="stable")]
-        return RawTrace(spans, sampled, ordered, self._tick_ns(), dropped)
+        return RawTrace(spans, sampled, ordered, SPAN_TICK_NS, dropped)
 
     def close(self) -> None:
         """Abort, wait for the kernel's end and give all memory back. Idempotent."""
@@ -291,7 +292,7 @@ class CudaExecutor:
             address = self._take(array.nbytes, f"{plan.name}: {name}")
             device.upload(address, array, self._staging, self._copies)
             self._memory.sections[name] = address
-        header = program.header(plan, self._options, self._memory.sections, tick_ns=self._tick_ns())
+        header = program.header(plan, self._options, self._memory.sections, tick_ns=SPAN_TICK_NS)
         pointer, size = self._kernel.symbol(PROGRAM_SYMBOL)
         if size != wire.PROGRAM.itemsize:
             msg = f"the kernel's Program has {size} bytes, wire.py says {wire.PROGRAM.itemsize}"
@@ -343,9 +344,6 @@ class CudaExecutor:
             index = np.arange(min(begin, end), end) % capacity
             result.append(spans[worker][index])
         return result, dropped
-
-    def _tick_ns(self) -> float:
-        return 1e6 / self._device.limits.clock_khz
 
 
 def _check_target(plan: Plan, device: Device) -> None:

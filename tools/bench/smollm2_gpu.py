@@ -268,17 +268,28 @@ def main() -> int:
     return 0
 
 
-def request_shape(runtime: Runtime, graph: Any, prompt: list[int], count: int) -> dict[str, float]:
-    """Step times of one request, from the trace's summaries: of short and of long positions."""
+def request_shape(runtime: Runtime, graph: Any, prompt: list[int], count: int) -> dict[str, Any]:
+    """Step times of one request, from the trace's summaries: of short and of long positions; and
+    the median run of each operator's tasks in its last steps, in microseconds.
+    """
     request = runtime.submit(graph, prompt, max_tokens=count, ignore_eos=True)
     request.result()
     session = runtime._find(graph)
     assert session is not None
-    steps = session.executor.raw_trace().summaries[-count:]
-    spans = (steps["end_ns"] - steps["begin_ns"]).astype(np.float64) / 1e3
+    raw = session.executor.raw_trace()
+    steps = raw.summaries[-count:]
+    spans_us = (steps["end_ns"] - steps["begin_ns"]).astype(np.float64) / 1e3
+    last = np.concatenate([s[s["step"] > int(steps["step"][-1]) - 8] for s in raw.spans])
+    names = np.array([session.plan.operators[t.op].name for t in session.plan.tasks])
+    of_task = names[last["task"]]
+    runs = {
+        str(name): round(float(np.median(last["run"][of_task == name])) * raw.tick_ns / 1e3, 2)
+        for name in np.unique(of_task)
+    }
     return {
-        "step_us_first": float(np.median(spans[2:34])),
-        "step_us_last": float(np.median(spans[-32:])),
+        "step_us_first": float(np.median(spans_us[2:34])),
+        "step_us_last": float(np.median(spans_us[-32:])),
+        "run_us": runs,
     }
 
 

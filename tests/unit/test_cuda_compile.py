@@ -1,0 +1,181 @@
+"""The CUDA sources compile by NVRTC, without a GPU: resources, cache, errors in a user's struct."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurt.body import Body, Target, body
+from gpurt.buffer import f32
+from gpurt.errors import CacheWarning, DeviceError, GraphError
+from gpurt.executors import cuda_compile
+from gpurt.executors.cuda_compile import (
+    Compiled,
+    KernelCode,
+    attention_shape,
+    compile_kernel,
+    compile_source,
+    parse_resources,
+    stage_count,
+)
+from gpurt.graph import Graph
+from gpurt.planner import plan
+from tests.gpu.tiny_llama import tiny_llama
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+SMEM_BYTES = 232448  # of one block of sm_90 and sm_100
+TARGET = Target("cuda", 132, 16, "sm_90a", SMEM_BYTES, 60 << 20)
+EVERY_BODY = {"noop", "matvec", "embed", "attention", "sample", "rearm", "advance"}
+SMALL = 'extern "C" __global__ void small(int* p) { p[0] = 1; }'
+
+
+@cache
+def kernel(arch: str, team_warps: int) -> KernelCode:
+    """The kernel of a plan that runs every built-in body."""
+    target = replace(TARGET, arch=arch, team_warps=team_warps)
+    made = plan(tiny_llama(), target, edges="payload")
+    return compile_kernel(made, {}, arch)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("arch", "team"), [("sm_90a", 16), ("sm_100a", 16), ("sm_90a", 1)])
+def test_every_body_compiles_within_its_registers_and_without_spills_where_hot(
+    arch: str, team: int
+) -> None:
+    code = kernel(arch, team)
+    assert set(code.bodies) == EVERY_BODY
+    entry = code.compiled.function("gpurt_persistent")
+    # 19 warps, allocated by fours, share 65,536 registers; a team of 1 has 4 warps.
+    assert 0 < entry.registers <= (96 if team == 16 else 255)
+    assert entry.smem_bytes == 0, "all shared memory is dynamic"
+    for name in ("hot_loopILj0E", "hot_loopILj1E"):  # up to 8 rows: decode
+        hot = code.compiled.function(name)
+        # Nothing is stored; 8 bytes are the caller's, read back once.
+        assert hot.spill_store_bytes == 0, hot
+        assert hot.spill_load_bytes <= 8, hot
+    for name in ("embed", "sample", "rearm"):
+        cold = [r for r in code.compiled.resources if f"call_bodyINS_{len(name)}{name}" in r.name]
+        assert cold, name
+        assert all(r.spill_store_bytes == 0 for r in cold), cold
+
+
+def test_the_ring_takes_what_shared_memory_leaves() -> None:
+    assert stage_count(TARGET) == 6
+    assert stage_count(replace(TARGET, team_warps=1)) == 5
+    with pytest.raises(DeviceError, match=r"^a block needs 100,864 bytes .* has 99,000"):
+        stage_count(replace(TARGET, smem_bytes=99_000))
+
+
+def test_attention_takes_heads_of_64_and_128_only() -> None:
+    assert attention_shape((32, 8, 128, 64, 4, 0.1, 0.0, 2)) == (128, 4, 2)
+    with pytest.raises(GraphError, match=r"^attention with heads of 96 elements"):
+        attention_shape((8, 8, 96, 64, 4, 0.1, 0.0, 2))
+
+
+# ---- cache -----------------------------------------------------------------------------------
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cuda_compile, "cache_folder", lambda: tmp_path / "cubin")
+    return tmp_path / "cubin"
+
+
+def small(**changes: Any) -> Compiled:
+    return compile_source(changes.pop("source", SMALL), "sm_90a", headers={}, **changes)
+
+
+def test_a_kernel_is_compiled_once(folder: Path) -> None:
+    first, second = small(), small()
+    assert (first.cached, second.cached) == (False, True)
+    assert (first.cubin, first.resources) == (second.cubin, second.resources)
+    assert first.function("small").registers > 0
+    assert len(list(folder.glob("*.cubin"))) == 1
+    assert not small(source=SMALL + " ").cached
+    assert not small(options=(*cuda_compile.OPTIONS, "-DX=1")).cached
+
+
+def test_a_cut_cache_file_is_compiled_again(folder: Path) -> None:
+    whole = small().cubin
+    (path,) = folder.glob("*.cubin")
+    path.write_bytes(whole[: len(whole) // 2])
+    again = small()
+    assert not again.cached
+    assert again.cubin == whole
+
+
+def test_an_unwritable_cache_warns_and_works(tmp_path: Path, monkeypatch: Any) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setattr(cuda_compile, "cache_folder", lambda: blocked / "cubin")
+    with pytest.warns(CacheWarning, match="^compiled kernels cannot be kept"):
+        assert small().cubin[:4] == b"\x7fELF"
+
+
+# ---- user bodies -----------------------------------------------------------------------------
+def own_body(source: str) -> Body:
+    return body("own", print, source)
+
+
+def compile_own(source: str) -> KernelCode:
+    graph = Graph("own")
+    own = own_body(source)
+    graph.task(own, [graph.input("x", [4], f32)], [graph.output("y", [4], f32)])
+    return compile_kernel(plan(graph, TARGET), {"own": own}, "sm_90a")
+
+
+OWN = """
+struct own {
+  __device__ static void run(const gpurt::TaskRecord& task, const gpurt::BodyContext& context) {
+    context.address<float>(task, 1)[0] = CODE;
+  }
+};
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_users_struct_is_compiled_in() -> None:
+    code = compile_own(OWN.replace("CODE", "1.0f"))
+    assert code.bodies["own"] == 1
+    assert code.compiled.function("call_bodyI3own")
+
+
+@pytest.mark.timeout(300)
+def test_an_error_in_a_users_struct_names_its_line() -> None:
+    with pytest.raises(GraphError, match=r"identifier .?nothing.? is undefined.*own, line 3"):
+        compile_own(OWN.replace("CODE", "nothing"))
+
+
+def test_a_user_body_without_a_struct_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"^body own has no CUDA struct"):
+        compile_own("")
+
+
+def test_resources_are_read_from_ptxas() -> None:
+    log = "\n".join(
+        [
+            "ptxas info    : Compiling entry function 'k' for 'sm_90a'",
+            "ptxas info    : Function properties for k",
+            "ptxas         .     8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads",
+            "ptxas info    : Used 96 registers, used 2 barriers, 16 bytes smem",
+            "ptxas info    : Function properties for callee",
+            "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads",
+        ]
+    )
+    entry, callee = parse_resources(log)
+    assert (entry.name, entry.registers, entry.smem_bytes) == ("k", 96, 16)
+    assert (entry.stack_bytes, entry.spill_store_bytes, entry.spill_load_bytes) == (8, 4, 12)
+    assert (callee.name, callee.registers) == ("callee", 0)
+
+
+def test_importing_the_executor_starts_no_cuda() -> None:
+    code = (
+        "import sys, gpurt.executors.cuda, gpurt.executors.cuda_compile\n"
+        "assert not any(m.startswith('cuda') for m in sys.modules), sorted(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

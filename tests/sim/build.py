@@ -26,7 +26,7 @@ SIM_FLAGS = [*FLAGS, "-O2", "-DGPURT_SIM"]
 INSTRUMENTED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-builtin"]
 WRAPPED = ["-Wl,--wrap=memcpy", "-Wl,--wrap=memmove", "-Wl,--wrap=memset"]
 FRAMEWORK = ["memory.cpp", "machine.cpp"]
-PRODUCT = ["model.cpp", "world.cpp", "host.cpp", "planted.cpp"]
+PRODUCT = ["model.cpp", "world.cpp", "host.cpp", "planted.cpp", "pipeline.cpp"]
 
 
 class BuildError(Exception):

@@ -56,6 +56,32 @@ std::vector<NamedCase> make_cases() {
         .segments_max = 3,
         .requests_max = 2,
         .steps_max = 2}},
+      {{.name = "pipeline",
+        .policies = "scr",
+        .workers = {1, 2, 3, 7},
+        .steps_max = 6,
+        .cancel_percent = 15,
+        .pipeline = true}},
+      {{.name = "pipeline_payload",
+        .policies = "sc",
+        .workers = {1, 2, 3, 7},
+        .steps_max = 6,
+        .payload = true,
+        .pipeline = true}},
+      {{.name = "pipeline_ends",
+        .policies = "scr",
+        .workers = {1, 2, 3},
+        .operators_max = 4,
+        .requests_max = 6,
+        .steps_max = 3,
+        .abort_percent = 40,
+        .linger_ns = 6000,
+        .pipeline = true}},
+      {{.name = "pipeline_fault",
+        .policies = "sc",
+        .workers = {1, 2, 3},
+        .fault_percent = 100,
+        .pipeline = true}},
   };
   return cases;
 }
@@ -71,6 +97,16 @@ std::vector<NamedCase> make_planted_cases() {
   payload.races = false;
   Case drain = {
       .name = "", .policies = "sc", .workers = {1, 2, 3}, .segments_max = 6, .past_drain = true};
+  const Case ahead = {
+      .name = "", .policies = "sc", .workers = {1, 2, 3}, .segments_max = 6, .pipeline = true};
+  const Case ends = {.name = "",
+                     .policies = "scr",
+                     .workers = {1, 2},
+                     .operators_max = 4,
+                     .requests_max = 3,
+                     .steps_max = 3,
+                     .linger_ns = 6000,
+                     .pipeline = true};
   Case counters = mixed;
   counters.steps_max = 6;
   counters.bulk_signals = true;
@@ -90,7 +126,9 @@ std::vector<NamedCase> make_planted_cases() {
   return {
       named(by_value, "signal_before_data", Planted::kSignalBeforeData),
       named(payload, "rearm_without_release", Planted::kRearmWithoutRelease),
-      named(drain, "claim_past_drain", Planted::kClaimPastDrain),
+      named(drain, "list_past_drain", Planted::kListPastDrain),
+      named(ahead, "claim_past_drain", Planted::kClaimPastDrain),
+      named(ends, "gate_reopens", Planted::kGateReopens),
       named(counters, "counter_wraps", Planted::kCounterWraps),
       named(abort, "lost_abort_exit", Planted::kLostAbortExit),
       named(linger, "no_fence", Planted::kNoFence),

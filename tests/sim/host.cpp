@@ -60,7 +60,7 @@ void World::write_scripts() {
 // ---- launches --------------------------------------------------------------------------------
 
 bool World::has_ended() {
-  return load_acquire(&launches_->ended) == launch_count_ * model_->program->worker_count;
+  return load_acquire(&launches_->ended) == launch_count_ * role_count_;
 }
 
 namespace {
@@ -81,6 +81,9 @@ void World::reset_program() {
   zero(p.held_tickets, u64{p.worker_count} * p.segment_count * sizeof(u64));
   zero(p.slots, u64{p.slot_count} * sizeof(SlotState));
   zero(p.device_control, sizeof(DeviceControl));
+  if (kind_.pipeline) {
+    zero(reinterpret_cast<u64>(pipelines_), u64{p.worker_count} * sizeof(PipelineShared));
+  }
   HostControl* host = host_control(p);
   DeviceControl* control = device_control(p);
   control->steps_open = p.first_step;

@@ -95,9 +95,9 @@ u32 Machine::choose_by_temper() {
       if (current_ != kNobody && random_.chance(85)) return current_;
       break;
     case Temper::kStarveOne: {
-      if (random_.below(400) == 0) victim_ = random_.below(count);
-      const u32 fibre = random_.below(count);
-      return fibre == victim_ && !random_.chance(2) ? random_.below(count) : fibre;
+      if (steps_ >= starved_until_ || count == 1 || random_.below(600) == 0) break;
+      const u32 other = random_.below(count - 1);
+      return other < victim_ ? other : other + 1;
     }
     case Temper::kFewAtATime: {
       if (random_.below(60) == 0) victim_ = random_.below(count);
@@ -145,6 +145,12 @@ void Machine::point() {
   switch_to(choose());
 }
 
+void Machine::may_fall_behind() {
+  if (temper_ != Temper::kStarveOne || steps_ < starved_until_ || !random_.chance(6)) return;
+  victim_ = current_;
+  starved_until_ = steps_ + random_.between(20, 2000);
+}
+
 void Machine::pause() {
   now_ns_ += random_.below(64);
   fibres_[current_]->paused_at_write = memory_.write_count();
@@ -166,6 +172,7 @@ void store(void* p, u32 size_bytes, u64 value, Order order) {
 
 u64 add(void* p, u32 size_bytes, u64 value, Order order) {
   active->point();
+  active->may_fall_behind();
   return active->memory().add(active->current(), p, size_bytes, value, order);
 }
 

@@ -40,6 +40,8 @@ class Machine {
   // Only from a fibre.
   void point();
   void pause();
+  // Whoever has just drawn a ticket or signalled is the one whose absence tells most.
+  void may_fall_behind();
   [[noreturn]] void fail(const std::string& what);
 
   u32 current() const { return current_; }
@@ -73,6 +75,7 @@ class Machine {
   u64 step_limit_;
   Temper temper_;
   u32 victim_ = 0;
+  u64 starved_until_ = 0;  // the victim hardly runs before this many steps
   u32 alive_ = 0;
   u32 current_ = kNobody;
   u64 steps_ = 0;

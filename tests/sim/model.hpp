@@ -51,6 +51,7 @@ struct Case {
   bool past_drain = false;    // planted: a list holds a task of a later segment
   u32 linger_ns = 0;          // the kernel ends when idle and is launched again
   u32 residency_ns = 0;
+  bool pipeline = false;  // workers as the GPU has them: pipeline.hpp
 };
 
 class Model {

@@ -13,6 +13,8 @@ from tests.sim.test_protocol import simulate
 PLANTED = {
     "signal_before_data": (40, r"read stale data"),
     "rearm_without_release": (150, r"polled wrong data|no end after"),
+    "list_past_drain": (60, r"no end after"),
+    "gate_reopens": (80, r"another step's StepState"),
     "claim_past_drain": (60, r"no end after"),
     "counter_wraps": (40, r"no end after"),
     "lost_abort_exit": (40, r"no end after .* abort 1"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-# case: seeds. About 5,000 worlds; `python -m tests.sim --case X --count N` runs more.
+# case: seeds. About 6,000 worlds; `python -m tests.sim --case X --count N` runs more.
 SEEDS = {
     "static": 400,
     "claim": 400,
@@ -18,6 +18,10 @@ SEEDS = {
     "residency": 400,
     "payload": 400,
     "counters": 300,
+    "pipeline": 400,  # workers in the shape of the GPU's: loader, team, storer
+    "pipeline_payload": 200,
+    "pipeline_ends": 300,
+    "pipeline_fault": 80,
     "wide": 24,  # 132 workers
 }
 
@@ -45,6 +49,14 @@ def test_a_seed_replays_to_the_same_scheduling_point(
     runs = [simulate(sim_program, case, seed, 3).stdout for _ in range(2)]
     assert runs[0].startswith("ok")
     assert runs[0] == runs[1]
+
+
+# Seeds of protocol errors that were found here: they must hold for good.
+#   linger 342: the controller opened a step after it had set exit.
+@pytest.mark.parametrize(("case", "seed"), [("linger", 342)])
+def test_a_seed_that_failed_once_holds(case: str, seed: int, sim_program: Path) -> None:
+    done = simulate(sim_program, case, seed, 1)
+    assert done.returncode == 0, done.stdout
 
 
 def test_an_unknown_case_lists_the_known_ones(sim_program: Path) -> None:

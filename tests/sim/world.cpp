@@ -21,7 +21,7 @@ struct Platform {
     static constexpr u32 kDetail[4] = {7, 0, 0, 0};
     return kDetail;
   }
-  static u32 nap_polls() { return ~u32{0}; }
+  static u32 nap_polls() { return 256; }
   static void edge_pause(u32) { gpurt::pause(); }
   static void step_pause(u64, u32, bool) { gpurt::pause(); }
   static void step_opened() {}
@@ -36,9 +36,9 @@ Outcome World::run() {
   const u32 most = *std::max_element(kind_.workers.begin(), kind_.workers.end());
   MachineOptions options;
   options.seed = seed_;
-  options.fibres = most + 1;
+  options.fibres = kind_.pipeline ? most * kPipelineFibres + 2 : most + 1;
   options.arena_bytes = kArenaBytes;
-  options.step_limit = 300000 + u64{most} * 30000;
+  options.step_limit = 300000 + u64{options.fibres} * 30000;
   machine_.emplace(options);
   model_.emplace(kind_, random_, machine_->memory());
   machine_->memory().check_races(kind_.races);
@@ -48,9 +48,7 @@ Outcome World::run() {
   write_scripts();
   plant();
   machine_->describe_with([this] { return describe(); });
-  for (u32 i = 0; i < model_->program->worker_count; ++i) {
-    machine_->spawn([this, i] { worker(i); });
-  }
+  spawn_workers();
   machine_->spawn([this] { host(); });
   machine_->run();
   Outcome outcome;
@@ -58,7 +56,7 @@ Outcome World::run() {
   outcome.shape = model_->shape;
   outcome.points = machine_->steps();
   outcome.bites = machine_->memory().bite_count();
-  if (planted_ == Planted::kClaimPastDrain && model_->moved_task != kNobody) outcome.bites = 1;
+  if (planted_ == Planted::kListPastDrain && model_->moved_task != kNobody) outcome.bites = 1;
   const std::size_t shown = std::min<std::size_t>(log_.size(), 20);
   for (auto run = log_.end() - static_cast<std::ptrdiff_t>(shown); run != log_.end(); ++run) {
     outcome.last_tasks.push_back("worker " + std::to_string(run->worker) + " ran task " +
@@ -89,15 +87,42 @@ std::string World::describe() const {
 
 // ---- workers ---------------------------------------------------------------------------------
 
-void World::worker(u32 index) {
-  Platform platform{*this, index};
-  for (u64 launch = 1;; ++launch) {
-    u64 started = 0;
-    while ((started = load_acquire(&launches_->started)) < launch) gpurt::pause();
-    if (started == kNoMoreLaunches) return;
-    Worker<Platform>(*model_->program, index, platform).run();
-    add_acq_rel(&launches_->ended, 1);
+// A fibre that runs its part of every launch.
+void World::spawn_role(std::function<void()> run_one_launch) {
+  role_count_ += 1;
+  machine_->spawn([this, run = std::move(run_one_launch)] {
+    for (u64 launch = 1;; ++launch) {
+      u64 started = 0;
+      while ((started = load_acquire(&launches_->started)) < launch) gpurt::pause();
+      if (started == kNoMoreLaunches) return;
+      run();
+      add_acq_rel(&launches_->ended, 1);
+    }
+  });
+}
+
+void World::spawn_workers() {
+  const Program& program = *model_->program;
+  if (!kind_.pipeline) {
+    for (u32 i = 0; i < program.worker_count; ++i) {
+      spawn_role([this, i, &program] {
+        Platform platform{*this, i};
+        Worker<Platform>(program, i, platform).run();
+      });
+    }
+    return;
   }
+  const u64 bytes = sizeof(PipelineShared) * program.worker_count;
+  pipelines_ = static_cast<PipelineShared*>(machine_->memory().allocate(bytes, 64, "pipelines"));
+  for (u32 i = 0; i < program.worker_count; ++i) {
+    pipeline_workers_.push_back(
+        std::make_unique<Pipeline>(*this, program, i, pipelines_ + i, planted_));
+    Pipeline* const pipeline = pipeline_workers_.back().get();
+    spawn_role([pipeline] { pipeline->run_loader(); });
+    spawn_role([pipeline] { pipeline->run_team(); });
+    spawn_role([pipeline] { pipeline->run_storer(); });
+  }
+  spawn_role([&program] { run_pipeline_controller(program); });
 }
 
 u32 World::run_body(u32 worker, const TaskRecord& record, u64 step) {

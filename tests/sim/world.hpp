@@ -12,6 +12,7 @@
 
 #include "machine.hpp"
 #include "model.hpp"
+#include "pipeline.hpp"
 #include "worker.hpp"
 
 namespace gpurt::sim {
@@ -21,7 +22,9 @@ enum class Planted : u32 {
   kNothing,
   kSignalBeforeData,     // signals of data counters release nothing
   kRearmWithoutRelease,  // the re-arm's signal releases nothing
-  kClaimPastDrain,       // a list holds a task of a later segment, past a drain
+  kListPastDrain,        // a list holds a task of a later segment, past a drain
+  kClaimPastDrain,       // look-ahead hands on a claimed task before an earlier static one
+  kGateReopens,          // a task after one whose gate was given up runs without the gate
   kCounterWraps,         // counters keep 32 bits
   kLostAbortExit,        // one worker never sees the abort flag
   kNoFence,              // the fences of the end protocol do nothing
@@ -75,7 +78,7 @@ class World {
   struct Launches {
     u64 started;
     u8 pad0[56];
-    u64 ended;  // workers that left, over all launches
+    u64 ended;  // roles that left, over all launches
     u8 pad1[56];
   };
 
@@ -87,7 +90,8 @@ class World {
   void write_scripts();
   void write_generate(Script& script);
 
-  void worker(u32 index);
+  void spawn_workers();
+  void spawn_role(std::function<void()> run_one_launch);
   u32 data_body(const TaskRecord& record, u64 step, const TaskFacts& facts);
   void sample_body();
   void rearm_body(u64 step);
@@ -118,6 +122,9 @@ class World {
   std::optional<Machine> machine_;
   std::optional<Model> model_;
   Launches* launches_ = nullptr;
+  PipelineShared* pipelines_ = nullptr;  // by worker
+  std::vector<std::unique_ptr<Pipeline>> pipeline_workers_;
+  u32 role_count_ = 0;  // fibres that a launch starts
   std::vector<Script> scripts_;
   std::vector<Sequence> sequences_;  // by slot
   std::vector<u64> run_counts_;      // by task, since launch

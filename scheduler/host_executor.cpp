@@ -65,7 +65,7 @@ class HostPlatform {
 
   void edge_pause(u32 polls) {
     if (polls < executor_.spin_polls_) {
-      pause();
+      spin_pause();
     } else if (polls < nap_polls()) {
       sched_yield();
     } else {
@@ -75,7 +75,7 @@ class HostPlatform {
 
   void step_pause(u64 step, u32 polls, bool controls) {
     if (polls < executor_.spin_polls_) {
-      pause();
+      spin_pause();
     } else if (polls < nap_polls()) {
       sched_yield();
     } else {

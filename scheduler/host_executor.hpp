@@ -17,6 +17,18 @@
 
 namespace gpurt {
 
+// Between two polls of a spin: lets the other thread of the core run, keeps the core itself. The
+// pause() of atomics.hpp gives the core away, which costs a system call: half of every hop.
+inline void spin_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#else
+  pause();
+#endif
+}
+
 // Where workers without an open step sleep, so that an idle kernel burns no core.
 //
 // Lost wake-ups: the opener adds 0 to `sleepers` after its store, the sleeper adds 1 before it

@@ -99,7 +99,7 @@ std::pair<u64, u32> wait_output(u64 output_address, u64 seen_count, double timeo
     const u64 now_ns = clock_ns();
     if (now_ns >= deadline_ns) return {count, reason};
     if (polls < kSpinPolls) {
-      pause();
+      spin_pause();
     } else {
       std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(nap_ns, deadline_ns - now_ns)));
       nap_ns = std::min(2 * nap_ns, kNapNsMax);

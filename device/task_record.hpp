@@ -27,6 +27,7 @@ enum DTypeCode : u32 {
   kU8 = 5,
   kQ41 = 6,
   kQ80 = 7,
+  kNvfp4 = 8,  // the second-level scale is an argument of its own
 };
 
 // ---- plan ------------------------------------------------------------------------------------

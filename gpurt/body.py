@@ -106,6 +106,10 @@ class Body:
     host: Callable[..., None] | None = None  # a user's numpy function
     cuda: str = ""  # a user's CUDA struct
     payload: bool = False  # cuda: its struct polls inputs and stores outputs as payload edges need
+    # Tiles lie slot by slot (coords[0] is the slot, as many tiles in each), and a step needs only
+    # those of the slots in use: the first word of argument `routes`. A task of another slot returns
+    # at once, so running it is always right; under `claim` it need not run at all.
+    dynamic: bool = False
 
     @property
     def is_user(self) -> bool:

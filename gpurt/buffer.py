@@ -50,7 +50,10 @@ u32 = DType("u32", 1, 4, np.dtype(np.uint32))
 u8 = DType("u8", 1, 1, np.dtype(np.uint8))
 q4_1 = DType("q4_1", 32, 20, np.dtype(np.uint8))  # GGUF: f16 scale, f16 minimum, 32 4-bit codes
 q8_0 = DType("q8_0", 32, 34, np.dtype(np.uint8))  # GGUF: f16 scale, 32 int8 codes
-DTYPES = {d.name: d for d in (f32, f16, bf16, i32, u32, u8, q4_1, q8_0)}
+# 16 e2m1 codes, the even element in the low nibble, then their e4m3 scale; a second-level scale is
+# a buffer of its own
+nvfp4 = DType("nvfp4", 16, 9, np.dtype(np.uint8))
+DTYPES = {d.name: d for d in (f32, f16, bf16, i32, u32, u8, q4_1, q8_0, nvfp4)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,7 @@ class DTypeCode(IntEnum):
     U8 = 5
     Q4_1 = 6
     Q8_0 = 7
+    NVFP4 = 8
 
 
 DTYPE_CODES = {
@@ -43,6 +44,7 @@ DTYPE_CODES = {
     "u8": DTypeCode.U8,
     "q4_1": DTypeCode.Q4_1,
     "q8_0": DTypeCode.Q8_0,
+    "nvfp4": DTypeCode.NVFP4,
 }
 
 

@@ -14,7 +14,20 @@ from numpy.typing import NDArray
 from gpurt.buffer import DType
 from gpurt.errors import GraphError
 
-_CODES = {"f32": 0, "f16": 1, "bf16": 2, "i32": 3, "u32": 4, "u8": 5, "q4_1": 6, "q8_0": 7}
+_CODES = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 2,
+    "i32": 3,
+    "u32": 4,
+    "u8": 5,
+    "q4_1": 6,
+    "q8_0": 7,
+    "nvfp4": 8,
+}
+# e2m1: a sign, two exponent bits, one bit of mantissa
+_E2M1_MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
+_E2M1 = np.concatenate([_E2M1_MAGNITUDES, -_E2M1_MAGNITUDES])
 
 
 def dtype_code(dtype: DType) -> int:
@@ -41,8 +54,19 @@ def to_float32(stored: NDArray[Any], dtype: DType) -> NDArray[np.float32]:
         nibbles = blocks[..., 4:]
         codes = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1).astype(np.float32)
         return _elements(codes * _half(blocks, 0) + _half(blocks, 2), stored)
+    if dtype.name == "nvfp4":
+        blocks = _blocks(stored, dtype)
+        packed = blocks[..., :8]
+        pairs = np.stack([_E2M1[packed & 15], _E2M1[packed >> 4]], axis=-1)
+        values = pairs.reshape(*packed.shape[:-1], 16)
+        return _elements(values * e4m3_to_float32(blocks[..., 8:]), stored)
     msg = f"{dtype.name} elements are not numbers of a model"
     raise GraphError(f"{msg} - at dtype {dtype.name} - use a float or block format")
+
+
+def e4m3_to_float32(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """float8_e4m3fn: a sign, four exponent bits (bias 7), three of mantissa; no infinity."""
+    return _E4M3[codes]
 
 
 def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -62,6 +86,18 @@ def to_storage(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
         return to_bf16(values)
     msg = f"gpurt does not quantise to {dtype.name}"
     raise GraphError(f"{msg} - at dtype {dtype.name} - convert to f32, f16 or bf16")
+
+
+def _e4m3_table() -> NDArray[np.float32]:
+    codes = np.arange(128)
+    exponent, mantissa = codes >> 3, codes & 7
+    normal = np.ldexp(1 + mantissa / 8, exponent - 7)
+    positive = np.where(exponent == 0, np.ldexp(mantissa / 8, -6), normal)
+    positive[127] = np.nan
+    return np.concatenate([positive, -positive]).astype(np.float32)
+
+
+_E4M3 = _e4m3_table()
 
 
 def _blocks(stored: NDArray[Any], dtype: DType) -> NDArray[Any]:

@@ -1,10 +1,14 @@
-"""embed: x[r] = table[token[r]]. One task; the rows and their tokens come from the StepState."""
+"""embed: x[r] = table[token[r]]. One task; the rows and their tokens come from the StepState.
+
+eps > 0   x[r] = v * rsqrt(mean(v^2) + eps): the RMS norm without weights of the looked-up row
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
@@ -15,10 +19,13 @@ if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
 
 
-def embed(graph: Graph, table: Operand, x: Operand, *, name: str = "embed") -> Operator:
+def embed(
+    graph: Graph, table: Operand, x: Operand, *, eps: float = 0.0, name: str = "embed"
+) -> Operator:
     """Add the embedding of a step's tokens.
 
-    table: [vocab, hidden], any float or block dtype. x: [rows, hidden] f32, written.
+    table: [vocab, hidden], any float or block dtype. x: [rows, hidden] f32, written. eps: above 0
+    to norm each row.
     """
     table_VH = region_of(table)
     return graph.op(
@@ -27,6 +34,7 @@ def embed(graph: Graph, table: Operand, x: Operand, *, name: str = "embed") -> O
         name=name,
         hidden=table_VH.shape[-1],
         table_dtype=dtype_code(table_VH.buffer.dtype),
+        eps=float(eps),
     )
 
 
@@ -39,15 +47,19 @@ def tile_embed(op: Operator, target: Target) -> list[Tile]:
 
 
 def embed_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
-    """Copy each token's row."""
+    """Each token's row, normed if eps > 0."""
     table, x = required(op, arrays, "table"), required(op, arrays, "x")
-    x[: len(step.token)] = table[step.token]
+    rows = table[step.token].astype(np.float32)
+    eps = np.float32(op.params["eps"])
+    if eps > 0:
+        rows = rows / np.sqrt(np.mean(rows * rows, axis=-1, keepdims=True) + eps)
+    x[: len(step.token)] = rows
 
 
 EMBED = Body(
     name="embed",
     args=(Arg("table", "r"), Arg("x", "w")),
-    params=("hidden", "table_dtype"),
+    params=("hidden", "table_dtype", "eps"),
     tile=tile_embed,
     reference=embed_reference,
     payload=True,

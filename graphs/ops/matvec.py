@@ -7,6 +7,7 @@ number of rows, tiles or workers.
   norm      xn = x * rsqrt(mean(x^2) + eps) * norm        RMSNorm, arXiv 1910.07467
   swiglu    y[i] = silu(z[2i]) * z[2i+1]                  rows of W interleaved by the loader
   sampled   only rows whose logits are wanted; y row j belongs to sample row j
+  scale     z is multiplied by it first; then, above 0, softcap: z = softcap * tanh(z / softcap)
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def matvec(
     swiglu: bool = False,
     sampled: bool = False,
     eps: float = 0.0,
+    scale: float = 1.0,
+    softcap: float = 0.0,
     name: str = "matvec",
 ) -> Operator:
     """Add y = epilogue(W norm(x)) + residual.
@@ -73,6 +76,8 @@ def matvec(
         w_dtype=dtype_code(w_NK.buffer.dtype),
         x_dtype=dtype_code(x_BK.buffer.dtype),
         y_dtype=dtype_code(y_BN.buffer.dtype),
+        scale=float(scale),
+        softcap=float(softcap),
     )
 
 
@@ -89,8 +94,12 @@ def tile_matvec(op: Operator, target: Target) -> list[Tile]:
 def host_tile_rows(op: Operator) -> int:
     """Rows of W in one host tile: a power of two, from the matrix alone."""
     w = op.args["w"]
-    row_bytes = w.buffer.dtype.row_bytes(w.shape[-1])
-    large = row_bytes * w.shape[0] >= _LARGE_MATRIX_BYTES
+    return tile_rows_of(w.shape[0], w.buffer.dtype.row_bytes(w.shape[-1]))
+
+
+def tile_rows_of(rows: int, row_bytes: int) -> int:
+    """Rows in one host tile of a matrix of `rows` rows."""
+    large = row_bytes * rows >= _LARGE_MATRIX_BYTES
     fitting = max(1, (_TILE_BYTES_LARGE if large else _TILE_BYTES_SMALL) // row_bytes)
     return min(max(1 << (fitting.bit_length() - 1), _TILE_ROWS_MIN), _TILE_ROWS_MAX)
 
@@ -132,6 +141,10 @@ def matvec_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: Ste
         scale = 1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(op.params["eps"]))
         x = x * scale * norm
     z = x @ required(op, arrays, "w").astype(np.float32).T
+    z = z * np.float32(op.params["scale"])
+    softcap = np.float32(op.params["softcap"])
+    if softcap > 0:
+        z = softcap * np.tanh(z / softcap)
     if op.params["epilogue"] == 1:
         gate, up = z[:, 0::2], z[:, 1::2]
         z = gate / (1.0 + np.exp(-gate)) * up
@@ -150,7 +163,18 @@ MATVEC = Body(
         Arg("residual", "r", optional=True),
         Arg("y", "w"),
     ),
-    params=("n", "k", "epilogue", "eps", "sampled", "w_dtype", "x_dtype", "y_dtype"),
+    params=(
+        "n",
+        "k",
+        "epilogue",
+        "eps",
+        "sampled",
+        "w_dtype",
+        "x_dtype",
+        "y_dtype",
+        "scale",
+        "softcap",
+    ),
     tile=tile_matvec,
     reference=matvec_reference,
     packing=packing_matvec,

@@ -1,0 +1,161 @@
+"""expert_matvec: y = epilogue(W[e] norm(x)) for every pair of a slot's expert e. Both halves of an
+expert: up (x by row, swiglu) and down (x by pair). See route.py for slots, pairs and `routes`.
+
+Legend: R rows, T experts a row, E experts, K columns and N rows of one expert's W. A tile is a
+range of rows of W in one slot; a tile of a slot that no expert took returns at once. K is never
+cut, so a pair's sum depends neither on tiles nor on who shares the expert.
+
+  norm     xn = x * rsqrt(mean(x^2) + eps) * norm, as in matvec
+  swiglu   y[i] = silu(z[2i]) * z[2i+1]      rows of W interleaved by the loader: gate, up
+  w_scale  [E, 2] f32: z of even rows is multiplied by [e, 0], of odd rows by [e, 1] with swiglu;
+           all rows by [e, 0] without. The second level of nvfp4
+
+Which rows of y a slot writes is known only as it runs. A tile declares row `slot` in their place:
+both cut the pairs by slot, disjoint and in whole, and so order the tasks in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.buffer import Region
+from gpurt.errors import GraphError
+from gpurt.graphs.ops.dtypes import dtype_code
+from gpurt.graphs.ops.matvec import tile_rows_of
+from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
+from gpurt.graphs.ops.route import RoutesLayout
+
+if TYPE_CHECKING:
+    from gpurt.graph import Graph, Operand, Operator
+
+
+def expert_matvec(
+    graph: Graph,
+    x: Operand,
+    w: Operand,
+    routes: Operand,
+    y: Operand,
+    *,
+    top_k: int,
+    norm: Operand | None = None,
+    w_scale: Operand | None = None,
+    swiglu: bool = False,
+    x_per_pair: bool = False,
+    eps: float = 0.0,
+    name: str = "expert_matvec",
+) -> Operator:
+    """Add one half of the chosen experts.
+
+    x: [rows, K] f32, or [rows*top_k, K] with x_per_pair. w: [E, N, K]. norm: [K] f32, with eps.
+    w_scale: [E, 2] f32. y: [rows*top_k, N], or [rows*top_k, N/2] with swiglu; f32.
+    Raises: GraphError if the shapes do not fit together.
+    """
+    experts, n, k = region_of(w).shape
+    pairs, width = region_of(y).shape
+    given = region_of(x).shape
+    wanted = (pairs if x_per_pair else pairs // top_k, k)
+    out = n // 2 if swiglu else n
+    if given != wanted or width != out:
+        msg = f"W is [{experts}, {n}, {k}], but x is {list(given)} and y [{pairs}, {width}]"
+        needs = f"x needs {list(wanted)}, y {out} columns"
+        raise GraphError(f"{msg} - at {graph.name}.{name} - {needs}")
+    return graph.op(
+        EXPERT_MATVEC,
+        {"x": x, "w": w, "norm": norm, "w_scale": w_scale, "routes": routes, "y": y},
+        name=name,
+        n=n,
+        k=k,
+        epilogue=int(swiglu),
+        w_dtype=dtype_code(region_of(w).buffer.dtype),
+        x_per_pair=int(x_per_pair),
+        top_k=top_k,
+        eps=float(eps),
+    )
+
+
+def layout_of(op: Operator) -> RoutesLayout:
+    """The layout of the operator's `routes`."""
+    top_k = int(op.params["top_k"])
+    return RoutesLayout(op.args["y"].shape[0] // top_k, op.args["w"].shape[0], top_k)
+
+
+def tile_expert_matvec(op: Operator, target: Target) -> list[Tile]:
+    """Slot by slot, the same ranges of rows of W in each: live tasks of a step come first."""
+    del target
+    _, n, k = op.args["w"].shape
+    rows = tile_rows_of(n, op.args["w"].buffer.dtype.row_bytes(k))
+    return [
+        make_expert_tile(op, slot, begin, min(begin + rows, n))
+        for slot in range(layout_of(op).slots)
+        for begin in range(0, n, rows)
+    ]
+
+
+def make_expert_tile(op: Operator, slot: int, begin: int, end: int) -> Tile:
+    """The tile of rows [begin, end) of the expert in a slot."""
+    args, divisor = op.args, 2 if op.params["epilogue"] == 1 else 1
+    w = args["w"]
+    x = _slot_row(op, args["x"], slot) if op.params["x_per_pair"] else args["x"]
+    reads = [x, part(w, 1, begin, end), args["routes"]]
+    reads += [args[name] for name in ("norm", "w_scale") if name in args]
+    write = columns(_slot_row(op, args["y"], slot), begin // divisor, end // divisor)
+    row_bytes = w.buffer.dtype.row_bytes(w.shape[-1])
+    cost_bytes = (end - begin) * row_bytes + 4 * (w.shape[-1] + end - begin)
+    return Tile((slot, begin, end, 0), tuple(reads), (write,), cost_bytes=cost_bytes)
+
+
+def expert_matvec_reference(
+    op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows
+) -> None:
+    """The contract above, in float32, slot by slot."""
+    del step  # the rows of the step are in `routes`
+    layout, routes = layout_of(op), required(op, arrays, "routes")
+    x, y = required(op, arrays, "x"), required(op, arrays, "y")
+    w_scale, norm = array_of(op, arrays, "w_scale"), array_of(op, arrays, "norm")
+    for slot in range(int(routes[0])):
+        at = layout.slot(slot)
+        expert, count = int(routes[at]), int(routes[at + 1])
+        users = routes[at + 2 : at + 2 + 2 * count].astype(np.int64)
+        rows, pairs = users[0::2], users[1::2]
+        x_nK = x[pairs if op.params["x_per_pair"] else rows].astype(np.float32)
+        if norm is not None:
+            square = np.mean(x_nK * x_nK, axis=-1, keepdims=True)
+            x_nK = x_nK / np.sqrt(square + np.float32(op.params["eps"])) * norm
+        z_nN = x_nK @ required(op, arrays, "w")[expert].astype(np.float32).T
+        if op.params["epilogue"] == 1:
+            gate, up = z_nN[:, 0::2], z_nN[:, 1::2]
+            if w_scale is not None:
+                gate, up = gate * w_scale[expert, 0], up * w_scale[expert, 1]
+            z_nN = gate / (1.0 + np.exp(-gate)) * up
+        elif w_scale is not None:
+            z_nN = z_nN * w_scale[expert, 0]
+        y[pairs] = z_nN
+
+
+EXPERT_MATVEC = Body(
+    name="expert_matvec",
+    args=(
+        Arg("x", "r"),
+        Arg("w", "r"),
+        Arg("norm", "r", optional=True),
+        Arg("w_scale", "r", optional=True),
+        Arg("routes", "r"),
+        Arg("y", "w"),
+    ),
+    params=("n", "k", "epilogue", "w_dtype", "x_per_pair", "top_k", "eps"),
+    tile=tile_expert_matvec,
+    reference=expert_matvec_reference,
+    dynamic=True,
+)
+
+
+def _slot_row(op: Operator, region: Region, slot: int) -> Region:
+    """Row `slot` of a buffer of pairs; the last slot stands for all rows that are left."""
+    layout = layout_of(op)
+    last = slot == layout.slots - 1
+    return part(region, 0, slot, region.shape[0] if last else slot + 1)

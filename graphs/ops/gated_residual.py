@@ -1,0 +1,115 @@
+"""gated_residual: y = alpha * stream + beta * R(branch * gain), the step from branch to stream.
+
+  R(v) = v * rsqrt(mean(v^2) + eps) over the whole row; gain is applied before it, absent: 1
+  alpha, beta: [H] constants of the model, one a channel, folded at load
+
+A tile is a range of columns; each computes the mean square of the whole row, in one fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.errors import GraphError
+from gpurt.graphs.ops.regions import array_of, columns, region_of, required
+
+if TYPE_CHECKING:
+    from gpurt.graph import Graph, Operand, Operator
+
+_TILE_COLUMNS = 2048  # few: every tile reads all of a row's branch
+
+
+def gated_residual(
+    graph: Graph,
+    branch: Operand,
+    stream: Operand,
+    alpha: Operand,
+    beta: Operand,
+    y: Operand,
+    *,
+    gain: Operand | None = None,
+    eps: float,
+    name: str = "gated_residual",
+) -> Operator:
+    """Add y = alpha * stream + beta * R(branch * gain).
+
+    branch, stream, y: [rows, H] f32. gain, alpha, beta: [H] f32.
+    Raises: GraphError if the widths differ.
+    """
+    operands = (branch, stream, alpha, beta, y, *(() if gain is None else (gain,)))
+    widths = [region_of(operand).shape[-1] for operand in operands]
+    if len(set(widths)) != 1:
+        msg = f"widths {widths} of branch, stream, alpha, beta, y and gain"
+        raise GraphError(f"{msg} - at {graph.name}.{name} - they must be equal")
+    return graph.op(
+        GATED_RESIDUAL,
+        {
+            "branch": branch,
+            "gain": gain,
+            "stream": stream,
+            "alpha": alpha,
+            "beta": beta,
+            "y": y,
+        },
+        name=name,
+        hidden=widths[0],
+        eps=float(eps),
+    )
+
+
+def tile_gated_residual(op: Operator, target: Target) -> list[Tile]:
+    """Ranges of columns."""
+    del target
+    width = op.args["y"].shape[-1]
+    return [
+        make_gated_tile(op, begin, min(begin + _TILE_COLUMNS, width))
+        for begin in range(0, width, _TILE_COLUMNS)
+    ]
+
+
+def make_gated_tile(op: Operator, begin: int, end: int) -> Tile:
+    """The tile of columns [begin, end)."""
+    args = op.args
+    reads = [args["branch"], *(columns(args[n], begin, end) for n in ("stream", "alpha", "beta"))]
+    if "gain" in args:
+        reads.append(args["gain"])
+    cost_bytes = 4 * (args["branch"].shape[-1] + 4 * (end - begin))
+    writes = (columns(args["y"], begin, end),)
+    return Tile((begin, end, 0, 0), tuple(reads), writes, cost_bytes=cost_bytes)
+
+
+def gated_residual_reference(
+    op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows
+) -> None:
+    """The contract above, in float32."""
+    rows = len(step.token)
+    branch = required(op, arrays, "branch")[:rows].astype(np.float32)
+    gain = array_of(op, arrays, "gain")
+    if gain is not None:
+        branch = branch * gain
+    square = np.mean(branch * branch, axis=-1, keepdims=True)
+    normed = branch / np.sqrt(square + np.float32(op.params["eps"]))
+    stream = required(op, arrays, "stream")[:rows]
+    alpha, beta = required(op, arrays, "alpha"), required(op, arrays, "beta")
+    required(op, arrays, "y")[:rows] = alpha * stream + beta * normed
+
+
+GATED_RESIDUAL = Body(
+    name="gated_residual",
+    args=(
+        Arg("branch", "r"),
+        Arg("gain", "r", optional=True),
+        Arg("stream", "r"),
+        Arg("alpha", "r"),
+        Arg("beta", "r"),
+        Arg("y", "w"),
+    ),
+    params=("hidden", "eps"),
+    tile=tile_gated_residual,
+    reference=gated_residual_reference,
+)

@@ -1,0 +1,160 @@
+"""route: which experts each row of a step goes to, grouped by expert. One task decides for all.
+
+Legend: B rows of a step, R rows the plan can carry, E experts, T experts a row (top_k), C slots.
+A slot holds one expert that some row chose; slots lie in ascending expert id. A pair is one row at
+one of its experts: p = row * T + i, where i counts that row's experts by ascending id. So sums over
+pairs in ascending p run in one fixed order, whatever the scores were.
+
+  kind 0  p = sigmoid(logit); the T largest of p + bias; weight = p / (sum of the T p + 1e-15)
+  kind 1  p = softmax over all E; the T largest; weight = p, over their sum if norm_topk
+  weights are multiplied by `factor`; the bias only selects; equal scores go to the lower id
+
+`routes` (u32 words; also what a dynamic operator's tasks and `combine` read):
+
+  [0] A, slots in use        [1] pairs of the step, B * T
+  [2 + j * (2 + 2 R)] slot j: expert id, n, then n times (row, pair), rows ascending
+  [2 + C * (2 + 2 R) + 2 p]   pair p: slot, weight (float bits)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.errors import GraphError
+from gpurt.graphs.ops.regions import array_of, region_of, required
+
+if TYPE_CHECKING:
+    from gpurt.graph import Graph, Operand, Operator
+
+SIGMOID, SOFTMAX = 0, 1  # `kind`
+_SUM_FLOOR = np.float32(1e-15)
+
+
+@dataclass(frozen=True)
+class RoutesLayout:
+    """Where things lie in `routes`, in words."""
+
+    rows: int
+    experts: int
+    top_k: int
+
+    @property
+    def slots(self) -> int:
+        """Experts that one step can touch at most."""
+        return min(self.experts, self.rows * self.top_k)
+
+    @property
+    def words(self) -> int:
+        """Size of the buffer."""
+        return self.pair(self.rows * self.top_k)
+
+    def slot(self, index: int) -> int:
+        """First word of a slot."""
+        return 2 + index * (2 + 2 * self.rows)
+
+    def pair(self, index: int) -> int:
+        """First word of a pair."""
+        return self.slot(self.slots) + 2 * index
+
+
+def route(
+    graph: Graph,
+    logits: Operand,
+    routes: Operand,
+    *,
+    top_k: int,
+    kind: int = SIGMOID,
+    bias: Operand | None = None,
+    factor: float = 1.0,
+    norm_topk: bool = True,
+    name: str = "route",
+) -> Operator:
+    """Add the choice of experts.
+
+    logits: [rows, E] f32. bias: [E] f32, kind 0. routes: [RoutesLayout.words] u32, written.
+    Raises: GraphError if top_k exceeds the experts or routes has another size.
+    """
+    rows, experts = region_of(logits).shape
+    where = f"{graph.name}.{name}"
+    if not 1 <= top_k <= experts:
+        msg = f"top_k is {top_k} of {experts} experts"
+        raise GraphError(f"{msg} - at {where} - use 1 to {experts}")
+    words = RoutesLayout(rows, experts, top_k).words
+    if region_of(routes).shape != (words,):
+        msg = f"routes is {list(region_of(routes).shape)}, {rows} rows need [{words}]"
+        raise GraphError(f"{msg} - at {where} - size it by RoutesLayout")
+    return graph.op(
+        ROUTE,
+        {"logits": logits, "bias": bias, "routes": routes},
+        name=name,
+        experts=experts,
+        top_k=top_k,
+        kind=kind,
+        factor=float(factor),
+        norm_topk=int(norm_topk),
+    )
+
+
+def tile_route(op: Operator, target: Target) -> list[Tile]:
+    """One task: it groups the rows of the whole step."""
+    del target
+    reads = tuple(op.args[name] for name in ("logits", "bias") if name in op.args)
+    cost_bytes = sum(4 * region.shape[-1] for region in reads)
+    return [Tile((0, 0, 0, 0), reads, (op.args["routes"],), cost_bytes=cost_bytes)]
+
+
+def route_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
+    """The contract above."""
+    logits_RE = required(op, arrays, "logits")
+    layout = RoutesLayout(logits_RE.shape[0], logits_RE.shape[1], int(op.params["top_k"]))
+    rows, top_k = len(step.token), layout.top_k
+    scores_BE, p_BE = _scores(op, arrays, logits_RE[:rows].astype(np.float32))
+    chosen_BT = np.sort(np.argsort(-scores_BE, axis=-1, kind="stable")[:, :top_k], axis=-1)
+    weights_BT = np.take_along_axis(p_BE, chosen_BT, axis=-1)
+    if op.params["kind"] == SIGMOID:
+        weights_BT = weights_BT / (weights_BT.sum(axis=-1, keepdims=True) + _SUM_FLOOR)
+    elif op.params["norm_topk"]:
+        weights_BT = weights_BT / weights_BT.sum(axis=-1, keepdims=True)
+    weights_BT = (weights_BT * np.float32(op.params["factor"])).astype(np.float32)
+    routes = required(op, arrays, "routes")
+    active = sorted({int(expert) for expert in chosen_BT.reshape(-1)})
+    routes[0], routes[1] = len(active), rows * top_k
+    for slot, expert in enumerate(active):
+        at = layout.slot(slot)
+        users = np.argwhere(chosen_BT == expert)
+        routes[at], routes[at + 1] = expert, len(users)
+        for number, (row, rank) in enumerate(users):
+            pair = int(row) * top_k + int(rank)
+            routes[at + 2 + 2 * number : at + 4 + 2 * number] = row, pair
+            routes[layout.pair(pair)] = slot
+    bits = weights_BT.reshape(-1).view(np.uint32)
+    routes[layout.pair(0) + 1 : layout.pair(rows * top_k) : 2] = bits
+
+
+def _scores(
+    op: Operator, arrays: Mapping[str, NDArray[Any]], logits_BE: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """What selects, and what weighs."""
+    if op.params["kind"] == SOFTMAX:
+        p_BE = np.exp(logits_BE - logits_BE.max(axis=-1, keepdims=True))
+        p_BE = p_BE / p_BE.sum(axis=-1, keepdims=True)
+        return logits_BE, p_BE
+    with np.errstate(over="ignore"):
+        p_BE = (1.0 / (1.0 + np.exp(-logits_BE))).astype(np.float32)
+    bias_E = array_of(op, arrays, "bias")
+    return (p_BE if bias_E is None else p_BE + bias_E), p_BE
+
+
+ROUTE = Body(
+    name="route",
+    args=(Arg("logits", "r"), Arg("bias", "r", optional=True), Arg("routes", "w")),
+    params=("experts", "top_k", "kind", "factor", "norm_topk"),
+    tile=tile_route,
+    reference=route_reference,
+)

@@ -64,7 +64,7 @@ class ProgressBars:
                 BarColumn(),
                 TextColumn("{task.percentage:>3.0f}%"),
                 TimeRemainingColumn(),
-                console=Console(stderr=True),
+                console=Console(stderr=True, force_terminal=True),
                 transient=True,
             )
             self._progress.start()

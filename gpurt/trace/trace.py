@@ -194,7 +194,10 @@ def _merge(raw: RawTrace, first_step: int, last_step: int | None) -> NDArray[Any
         rows["step"] = first_step + ((part["step"].astype(np.int64) - first_step) & STEP_MASK)
     if last_step is not None:
         merged = merged[merged["step"] <= last_step]
-    _, unique = np.unique(merged[["step", "task", "worker"]], return_index=True)
+    # A task runs once a step, so (step, task) tells spans that lie in both rings.
+    tasks = int(merged["task"].max()) + 1 if len(merged) else 1
+    key = (merged["step"] - np.uint64(first_step)) * np.uint64(tasks) + merged["task"]
+    _, unique = np.unique(key, return_index=True)
     merged = merged[unique]
     return merged[np.lexsort((merged["begin_ns"], merged["step"]))]
 

@@ -66,7 +66,7 @@ def _parts(trace: Trace, width: int) -> Iterable[RenderableType]:
     parts = analysis.split(trace)
     step = analysis.typical_step(trace)
     yield _head(trace, parts, width)
-    yield _lanes(trace, step, width)
+    yield _lanes(trace, step, _utilisation(parts), width)
     yield _operators(trace)
     yield _waits(trace)
     yield _critical(trace, step)
@@ -93,7 +93,7 @@ def _head(trace: Trace, parts: Any, width: int) -> RenderableType:
     return Group(*lines)
 
 
-def _lanes(trace: Trace, step: int, width: int) -> RenderableType:
+def _lanes(trace: Trace, step: int, utilisation: Any, width: int) -> RenderableType:
     low, high = analysis.step_window(trace, step)
     spans = trace.spans_of(step)
     keys = [analysis.operator_key(o.path, trace.name) for o in trace.operators]
@@ -101,7 +101,6 @@ def _lanes(trace: Trace, step: int, width: int) -> RenderableType:
     letter = {key: LETTERS[i % len(LETTERS)] for i, key in enumerate(shown)}
     colour = {key: COLOURS[i % len(COLOURS)] for i, key in enumerate(shown)}
     columns = max(20, min(width - 20, 160))
-    utilisation = _utilisation(analysis.split(trace))
     count = min(trace.workers, MAX_LANES)
     workers = [i * trace.workers // count for i in range(count)]
     title = f"step {step}, {(high - low) / 1e3:.1f} us, a column is "

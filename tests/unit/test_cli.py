@@ -14,6 +14,7 @@ import pytest
 from gpurt.cli import main, parse_policy
 from gpurt.errors import CacheWarning, ConfigError
 from gpurt.plan import Plan
+from gpurt.progress import ProgressBars
 from tests.helpers.hand_trace import hand_trace
 from tests.helpers.tiny import tiny_folder
 
@@ -271,3 +272,17 @@ def test_help_loads_no_model_code_and_no_native_module():
     heavy = "gpurt._native gpurt.trace tokenizers prompt_toolkit torch"
     code = f"import sys, gpurt.cli; sys.exit(any(m in sys.modules for m in '{heavy}'.split()))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_bar_is_shown_for_long_work_only_and_taken_away(capsys, monkeypatch):
+    with ProgressBars(enabled=True) as bars:
+        for done in range(5):
+            bars("quick", done, 5)
+        assert capsys.readouterr().err == ""
+        monkeypatch.setattr("gpurt.progress.SHOW_AFTER_S", 0.0)
+        bars("packing", 1, 4)
+        bars("packing", 4, 4)
+    assert "packing" in capsys.readouterr().err
+    with ProgressBars(enabled=False) as bars:
+        bars("packing", 1, 4)
+    assert capsys.readouterr().err == ""

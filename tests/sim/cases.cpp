@@ -1,3 +1,4 @@
+// The table of cases; cases.hpp says what a case is.
 #include "cases.hpp"
 
 #include <cstring>
@@ -8,12 +9,18 @@ namespace {
 const std::vector<u32> kFew = {1, 2, 3, 7, 11};
 const std::vector<u32> kSeveral = {2, 3, 7};
 
-std::vector<NamedCase> make_cases() {
-  std::vector<NamedCase> cases = {
+std::vector<NamedCase> make_policy_cases() {
+  return {
       {{.name = "static", .policies = "s", .workers = kFew}},
       {{.name = "claim", .policies = "c", .workers = kFew}},
       {{.name = "ready", .policies = "r", .workers = kFew}},
       {{.name = "mixed", .policies = "scr", .workers = kFew}},
+  };
+}
+
+// How requests and kernels end, and what only some plans have.
+std::vector<NamedCase> make_special_cases() {
+  return {
       {{.name = "cancel",
         .policies = "scr",
         .workers = kFew,
@@ -56,6 +63,12 @@ std::vector<NamedCase> make_cases() {
         .segments_max = 3,
         .requests_max = 2,
         .steps_max = 2}},
+  };
+}
+
+// Workers in the shape of the GPU's.
+std::vector<NamedCase> make_pipeline_cases() {
+  return {
       {{.name = "pipeline",
         .policies = "scr",
         .workers = {1, 2, 3, 7},
@@ -83,7 +96,6 @@ std::vector<NamedCase> make_cases() {
         .fault_percent = 100,
         .pipeline = true}},
   };
-  return cases;
 }
 
 // Each planted bug runs in a case that has what it breaks. Without the race check, a missing
@@ -147,7 +159,9 @@ std::vector<NamedCase> make_planted_cases() {
 
 const std::vector<NamedCase>& all_cases() {
   static const std::vector<NamedCase> cases = [] {
-    std::vector<NamedCase> all = make_cases();
+    std::vector<NamedCase> all = make_policy_cases();
+    for (NamedCase& special : make_special_cases()) all.push_back(std::move(special));
+    for (NamedCase& piped : make_pipeline_cases()) all.push_back(std::move(piped));
     for (NamedCase& planted : make_planted_cases()) all.push_back(std::move(planted));
     return all;
   }();

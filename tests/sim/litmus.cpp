@@ -26,117 +26,140 @@ struct Litmus {
   std::vector<Body> fibres;
 };
 
-const std::vector<Litmus> kLitmus = {
-    {"message_passing_relaxed",
-     {[](Words& w) {
-        store_relaxed(w.x, 1);
-        store_relaxed(w.y, 1);
-      },
-      [](Words& w) {
-        w.seen[0] = load_acquire(w.y);
-        w.seen[1] = load_relaxed(w.x);
-      }}},
-    {"message_passing_no_acquire",
-     {[](Words& w) {
-        store_relaxed(w.x, 1);
-        store_release(w.y, 1);
-      },
-      [](Words& w) {
-        w.seen[0] = load_relaxed(w.y);
-        w.seen[1] = load_relaxed(w.x);
-      }}},
-    {"message_passing_release_acquire",
-     {[](Words& w) {
-        store_relaxed(w.x, 1);
-        store_release(w.y, 1);
-      },
-      [](Words& w) {
-        w.seen[0] = load_acquire(w.y);
-        w.seen[1] = load_relaxed(w.x);
-      }}},
-    {"store_buffering",
-     {[](Words& w) {
-        store_release(w.x, 1);
-        w.seen[0] = load_acquire(w.y);
-      },
-      [](Words& w) {
-        store_release(w.y, 1);
-        w.seen[1] = load_acquire(w.x);
-      }}},
-    {"store_buffering_fenced",
-     {[](Words& w) {
-        store_relaxed(w.x, 1);
-        fence_seq_cst();
-        w.seen[0] = load_relaxed(w.y);
-      },
-      [](Words& w) {
-        store_relaxed(w.y, 1);
-        fence_seq_cst();
-        w.seen[1] = load_relaxed(w.x);
-      }}},
-    {"load_buffering_acquire",
-     {[](Words& w) {
-        w.seen[0] = load_acquire(w.y);
-        store_release(w.x, 1);
-      },
-      [](Words& w) {
-        w.seen[1] = load_acquire(w.x);
-        store_release(w.y, 1);
-      }}},
-    {"coherence_of_reads",
-     {[](Words& w) { store_relaxed(w.x, 1); },
-      [](Words& w) {
-        w.seen[0] = load_relaxed(w.x);
-        w.seen[1] = load_relaxed(w.x);
-      }}},
-    // A read and an add pass on what they saw: no thread may read an older value after them.
-    {"coherence_through_a_third",
-     {[](Words& w) { store_relaxed(w.x, 1); },
-      [](Words& w) {
-        if (load_relaxed(w.x) == 1) store_release(w.y, 1);
-      },
-      [](Words& w) {
-        w.seen[0] = load_acquire(w.y);
-        w.seen[1] = load_relaxed(w.x);
-      }}},
-    {"independent_reads",
-     {[](Words& w) { store_release(w.x, 1); }, [](Words& w) { store_release(w.y, 1); },
-      [](Words& w) {
-        w.seen[0] = load_acquire(w.x);
-        w.seen[1] = load_acquire(w.y);
-      },
-      [](Words& w) {
-        w.seen[2] = load_acquire(w.y);
-        w.seen[3] = load_acquire(w.x);
-      }}},
-    // Two producers signal one counter: the add of the second carries the release of the first.
-    {"release_sequence",
-     {[](Words& w) {
-        store_relaxed(w.x, 1);
-        add_release(w.y, 1);
-      },
-      [](Words& w) {
-        store_relaxed(w.z, 1);
-        add_release(w.y, 1);
-      },
-      [](Words& w) {
-        w.seen[0] = load_acquire(w.y);
-        w.seen[1] = load_relaxed(w.x);
-        w.seen[2] = load_relaxed(w.z);
-      }}},
-    {"adds_are_exact",
-     {[](Words& w) { w.seen[0] = add_relaxed(w.x, 1); },
-      [](Words& w) { w.seen[1] = add_relaxed(w.x, 1); }}},
-    {"write_write_reordering",
-     {[](Words& w) {
-        store_relaxed(w.x, 1);
-        store_relaxed(w.y, 2);
-      },
-      [](Words& w) {
-        store_relaxed(w.y, 1);
-        store_relaxed(w.x, 2);
-      }}},
-};
+const Litmus kMessagePassingRelaxed = {"message_passing_relaxed",
+                                       {[](Words& w) {
+                                          store_relaxed(w.x, 1);
+                                          store_relaxed(w.y, 1);
+                                        },
+                                        [](Words& w) {
+                                          w.seen[0] = load_acquire(w.y);
+                                          w.seen[1] = load_relaxed(w.x);
+                                        }}};
+
+const Litmus kMessagePassingNoAcquire = {"message_passing_no_acquire",
+                                         {[](Words& w) {
+                                            store_relaxed(w.x, 1);
+                                            store_release(w.y, 1);
+                                          },
+                                          [](Words& w) {
+                                            w.seen[0] = load_relaxed(w.y);
+                                            w.seen[1] = load_relaxed(w.x);
+                                          }}};
+
+const Litmus kMessagePassingReleaseAcquire = {"message_passing_release_acquire",
+                                              {[](Words& w) {
+                                                 store_relaxed(w.x, 1);
+                                                 store_release(w.y, 1);
+                                               },
+                                               [](Words& w) {
+                                                 w.seen[0] = load_acquire(w.y);
+                                                 w.seen[1] = load_relaxed(w.x);
+                                               }}};
+
+const Litmus kStoreBuffering = {"store_buffering",
+                                {[](Words& w) {
+                                   store_release(w.x, 1);
+                                   w.seen[0] = load_acquire(w.y);
+                                 },
+                                 [](Words& w) {
+                                   store_release(w.y, 1);
+                                   w.seen[1] = load_acquire(w.x);
+                                 }}};
+
+const Litmus kStoreBufferingFenced = {"store_buffering_fenced",
+                                      {[](Words& w) {
+                                         store_relaxed(w.x, 1);
+                                         fence_seq_cst();
+                                         w.seen[0] = load_relaxed(w.y);
+                                       },
+                                       [](Words& w) {
+                                         store_relaxed(w.y, 1);
+                                         fence_seq_cst();
+                                         w.seen[1] = load_relaxed(w.x);
+                                       }}};
+
+const Litmus kLoadBufferingAcquire = {"load_buffering_acquire",
+                                      {[](Words& w) {
+                                         w.seen[0] = load_acquire(w.y);
+                                         store_release(w.x, 1);
+                                       },
+                                       [](Words& w) {
+                                         w.seen[1] = load_acquire(w.x);
+                                         store_release(w.y, 1);
+                                       }}};
+
+const Litmus kCoherenceOfReads = {"coherence_of_reads",
+                                  {[](Words& w) { store_relaxed(w.x, 1); },
+                                   [](Words& w) {
+                                     w.seen[0] = load_relaxed(w.x);
+                                     w.seen[1] = load_relaxed(w.x);
+                                   }}};
+
+// A read and an add pass on what they saw: no thread may read an older value after them.
+const Litmus kCoherenceThroughAThird = {"coherence_through_a_third",
+                                        {[](Words& w) { store_relaxed(w.x, 1); },
+                                         [](Words& w) {
+                                           if (load_relaxed(w.x) == 1) store_release(w.y, 1);
+                                         },
+                                         [](Words& w) {
+                                           w.seen[0] = load_acquire(w.y);
+                                           w.seen[1] = load_relaxed(w.x);
+                                         }}};
+
+const Litmus kIndependentReads = {
+    "independent_reads",
+    {[](Words& w) { store_release(w.x, 1); }, [](Words& w) { store_release(w.y, 1); },
+     [](Words& w) {
+       w.seen[0] = load_acquire(w.x);
+       w.seen[1] = load_acquire(w.y);
+     },
+     [](Words& w) {
+       w.seen[2] = load_acquire(w.y);
+       w.seen[3] = load_acquire(w.x);
+     }}};
+
+// Two producers signal one counter: the add of the second carries the release of the first.
+const Litmus kReleaseSequence = {"release_sequence",
+                                 {[](Words& w) {
+                                    store_relaxed(w.x, 1);
+                                    add_release(w.y, 1);
+                                  },
+                                  [](Words& w) {
+                                    store_relaxed(w.z, 1);
+                                    add_release(w.y, 1);
+                                  },
+                                  [](Words& w) {
+                                    w.seen[0] = load_acquire(w.y);
+                                    w.seen[1] = load_relaxed(w.x);
+                                    w.seen[2] = load_relaxed(w.z);
+                                  }}};
+
+const Litmus kAddsAreExact = {"adds_are_exact",
+                              {[](Words& w) { w.seen[0] = add_relaxed(w.x, 1); },
+                               [](Words& w) { w.seen[1] = add_relaxed(w.x, 1); }}};
+
+const Litmus kWriteWriteReordering = {"write_write_reordering",
+                                      {[](Words& w) {
+                                         store_relaxed(w.x, 1);
+                                         store_relaxed(w.y, 2);
+                                       },
+                                       [](Words& w) {
+                                         store_relaxed(w.y, 1);
+                                         store_relaxed(w.x, 2);
+                                       }}};
+
+const Litmus* const kLitmus[] = {&kMessagePassingRelaxed,
+                                 &kMessagePassingNoAcquire,
+                                 &kMessagePassingReleaseAcquire,
+                                 &kStoreBuffering,
+                                 &kStoreBufferingFenced,
+                                 &kLoadBufferingAcquire,
+                                 &kCoherenceOfReads,
+                                 &kCoherenceThroughAThird,
+                                 &kIndependentReads,
+                                 &kReleaseSequence,
+                                 &kAddsAreExact,
+                                 &kWriteWriteReordering};
 
 std::string outcome(const Litmus& litmus, u64 seed) {
   MachineOptions options;
@@ -163,12 +186,12 @@ std::string outcome(const Litmus& litmus, u64 seed) {
 
 int main(int argc, char** argv) {
   const unsigned long long seeds = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 2000;
-  for (const auto& litmus : gpurt::sim::kLitmus) {
+  for (const auto* litmus : gpurt::sim::kLitmus) {
     std::set<std::string> outcomes;
     for (unsigned long long seed = 1; seed <= seeds; ++seed) {
-      outcomes.insert(gpurt::sim::outcome(litmus, seed));
+      outcomes.insert(gpurt::sim::outcome(*litmus, seed));
     }
-    std::printf("%s", litmus.name);
+    std::printf("%s", litmus->name);
     for (const std::string& outcome : outcomes) std::printf(" %s", outcome.c_str());
     std::printf("\n");
   }

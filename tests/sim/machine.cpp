@@ -1,3 +1,4 @@
+// Fibres by ucontext, and who runs next.
 #include "machine.hpp"
 
 #include <cstdlib>

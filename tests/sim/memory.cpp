@@ -1,3 +1,4 @@
+// The operations of the memory model; memory.hpp states the model.
 #include "memory.hpp"
 
 #include <algorithm>

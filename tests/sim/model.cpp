@@ -1,3 +1,4 @@
+// How a random Program is drawn and laid out.
 #include "model.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Three fibres a worker; pipeline.hpp draws how they hand tasks on.
 #include "pipeline.hpp"
 
 #include "world.hpp"

@@ -1,3 +1,4 @@
+// The workers of a World and the bodies of its tasks; host.cpp has the other side.
 #include "world.hpp"
 
 #include <algorithm>

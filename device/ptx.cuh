@@ -12,6 +12,15 @@ GPURT_FN u32 shared_address(const void* p) {
   return static_cast<u32>(__cvta_generic_to_shared(p));
 }
 
+// The value is in a register from here on. Without it the compiler computes late what was meant to
+// be ready before a wait ends.
+GPURT_FN void pin(u32& value) {
+  asm volatile("" : "+r"(value));
+}
+GPURT_FN void pin(u64& value) {
+  asm volatile("" : "+l"(value));
+}
+
 // ---- mbarriers -------------------------------------------------------------------------------
 GPURT_FN void mbarrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -39,6 +48,18 @@ GPURT_FN bool mbarrier_try_wait(u32 barrier, u32 parity) {
       "selp.u32 %0, 1, 0, p;\n}"
       : "=r"(done)
       : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// The same, suspended for about `limit_ns` at most.
+GPURT_FN bool mbarrier_try_wait_for(u32 barrier, u32 parity, u32 limit_ns) {
+  u32 done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2, %3;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity), "r"(limit_ns)
       : "memory");
   return done != 0;
 }
@@ -120,10 +141,22 @@ GPURT_FN uint4 ld_shared_b128(u32 from) {
   return v;
 }
 
+GPURT_FN f32 ld_shared_f32(u32 from) {
+  f32 v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+  return v;
+}
+
 // ---- barriers and clocks ---------------------------------------------------------------------
 // Among the `threads` of a team; the loader and other service warps never take part.
 GPURT_FN void bar_sync(u32 barrier, u32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+// The low word: for differences of less than two seconds.
+GPURT_FN u32 clock_cycles_low() {
+  u32 cycles;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(cycles)::"memory");
+  return cycles;
 }
 GPURT_FN u64 clock_cycles() {
   u64 cycles;

@@ -38,9 +38,9 @@ struct alignas(16) Slot {
   TaskRecord record;
   u64 step;
   u64 begin;  // cycles of this SM: the team turned to this task
-  u32 met;    // cycles from begin until its edges were met
+  u32 met;    // low word of the same clock: its edges were met
+  u32 end;    // the same: after its last store
   u32 stall;  // cycles spent waiting for the weight stream
-  u32 run;    // cycles from met to the last store
   u32 kind;   // SlotKind
 };
 static_assert(sizeof(Slot) == 240);

@@ -39,13 +39,13 @@ GPURT_FN Slot& slot_of(u32 turn) {
 GPURT_FN u32 wait_stage(const StageCursor& cursor, u32 turn) {
   const u32 full = shared_address(&shared().stage_full[cursor.stage]);
   if (mbarrier_try_wait(full, cursor.parity)) return 0;
-  const u64 begin = clock_cycles();
+  const u32 begin = clock_cycles_low();
   u64 begin_ns = 0;
   for (u32 polls = 1; !mbarrier_try_wait(full, cursor.parity); ++polls) {
     if (!is_look(polls)) continue;
     if (look(begin_ns, {kFaultStreamTimeout, turn, 0, 0, 0})) break;
   }
-  return static_cast<u32>(clock_cycles() - begin);
+  return clock_cycles_low() - begin;
 }
 
 // After this warp's last read of the stage, by all lanes.
@@ -68,7 +68,7 @@ GPURT_FN void finish_slot(u32 turn) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared().slot_done[turn % kSlotCount]));
 }
 
-// ---- times of a run: one lane of the team writes them into the slot ------------------------------
+// ---- times of a run: one lane of the team writes clocks into the slot, the storer subtracts -------
 GPURT_FN bool is_trace_lane() {
   return threadIdx.x == (kTeamWarps == 1 ? 0 : 32);
 }
@@ -76,19 +76,17 @@ GPURT_FN void trace_begin(u32 turn) {
   if (!is_trace_lane()) return;
   Slot& slot = slot_of(turn);
   slot.begin = clock_cycles();
-  slot.met = 0;
+  slot.met = static_cast<u32>(slot.begin);
   slot.stall = 0;
 }
 GPURT_FN void trace_met(u32 turn) {
-  if (is_trace_lane()) slot_of(turn).met = static_cast<u32>(clock_cycles() - slot_of(turn).begin);
+  if (is_trace_lane()) slot_of(turn).met = clock_cycles_low();
+}
+GPURT_FN void trace_end(u32 turn) {
+  if (is_trace_lane()) slot_of(turn).end = clock_cycles_low();
 }
 GPURT_FN void trace_stall(u32 turn, u32 cycles) {
   if (is_trace_lane()) slot_of(turn).stall = cycles;
-}
-GPURT_FN void trace_end(u32 turn) {
-  if (!is_trace_lane()) return;
-  Slot& slot = slot_of(turn);
-  slot.run = static_cast<u32>(clock_cycles() - slot.begin) - slot.met;
 }
 
 }  // namespace gpurt

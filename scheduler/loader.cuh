@@ -95,14 +95,16 @@ struct Loader {
   // Nothing could be done: let the hardware wait for what the loader needs next. A spin would take
   // issue slots from the team; a queue in global memory has nothing to wait on but polls.
   __device__ void rest() {
+    constexpr u32 kRestNs = 1000;  // abort and exit are looked at on each 64th rest
     if (is_open) {
-      mbarrier_try_wait(shared_address(&shared().stage_empty[cursor.stage]), cursor.parity ^ 1);
+      mbarrier_try_wait_for(shared_address(&shared().stage_empty[cursor.stage]), cursor.parity ^ 1,
+                            kRestNs);
     } else if (streamed != fetched) {
-      mbarrier_try_wait(shared_address(&shared().slot_full[streamed % kSlotCount]),
-                        slot_parity(streamed));
+      mbarrier_try_wait_for(shared_address(&shared().slot_full[streamed % kSlotCount]),
+                            slot_parity(streamed), kRestNs);
     } else if (fetched - freed >= slots_ahead()) {
-      mbarrier_try_wait(shared_address(&shared().slot_empty[freed % kSlotCount]),
-                        slot_parity(freed));
+      mbarrier_try_wait_for(shared_address(&shared().slot_empty[freed % kSlotCount]),
+                            slot_parity(freed), kRestNs);
     }
   }
 
@@ -209,6 +211,7 @@ __device__ __noinline__ void run_loader() {
       begin_ns = 0;
       continue;
     }
+    loader.rest();
     if (is_look(polls++) && (Loader::must_leave() || is_starved(loader, begin_ns))) break;
   }
   loader.leave();

@@ -87,9 +87,10 @@ struct SpanWriter {
     span.begin = clock.at_ns(slot.begin);
     span.task = slot.record.task_index;
     span.step = static_cast<u32>(slot.step);
-    span.wait = static_cast<u32>(static_cast<f32>(slot.met) * scale);
+    const u32 wait = slot.met - static_cast<u32>(slot.begin), run = slot.end - slot.met;
+    span.wait = static_cast<u32>(static_cast<f32>(wait) * scale);
     span.stall = static_cast<u32>(static_cast<f32>(slot.stall) * scale);
-    span.run = static_cast<u32>(static_cast<f32>(slot.run) * scale);
+    span.run = static_cast<u32>(static_cast<f32>(run) * scale);
     span.worker = blockIdx.x;
     all.add(span);
     if (slot.step % gpurt_program.sample_period == 0) sampled.add(span);

@@ -64,6 +64,7 @@ struct matvec : MatvecTask {
     Output first = output_of(slot_of(turn).record, s, threadIdx.x, 0, tile_rows(s, 0),
                              slot_of(turn).step);
     load_residual(s, first);
+    pin(first.y), pin(first.part), pin(first.bits);
     f32 sum[TILES][2][4] = {};
     f32 squares[TILES] = {};
     u32 stall = 0;
@@ -72,10 +73,7 @@ struct matvec : MatvecTask {
       u32 pair[TILES][8];
       // A stage is released before its task's input is there where registers allow it.
       if constexpr (X == kBf16) take_unit(turn, cursor, unit, stall);
-      if ((s.flags & kXPayload) != 0) {
-        x.wait(turn);
-        if (begin == 0) trace_met(turn);
-      }
+      if ((s.flags & kXPayload) != 0) x.wait(turn);
 #pragma unroll
       for (u32 t = 0; t < TILES; ++t) x.convert(t, s.norm, pair[t], squares[t]);
       if constexpr (X != kBf16) take_unit(turn, cursor, unit, stall);
@@ -84,6 +82,7 @@ struct matvec : MatvecTask {
 #pragma unroll
         for (u32 t = 0; t < TILES; ++t) multiply(unit, pair[t], sum[t]);
       }
+      if (begin == 0 && (s.flags & kXPayload) != 0) trace_met(turn);
       // After the mma, into the registers that they read: a copy of a register whose load is in
       // flight would wait for it.
       if (begin + stride < s.chunks) {

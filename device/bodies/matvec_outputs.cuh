@@ -46,14 +46,12 @@ struct MatvecTask {
   // One lane's output.
   struct Output {
     u64 y;         // where its value, or the granule that starts with it, goes
-    u64 residual;  // address of its granule (payload) or of its word
+    u64 residual;  // address of its granule (payload) or of its word; 0: none
     uint4 held;    // what was read there
-    u32 part;      // floats from the start of Half::part to its first partial sum
-    u32 j;         // step row within the tile
-    u32 word;      // of the residual's granule
-    bool valid;
-    bool stores;
+    u32 part;      // bytes from the start of a Half to its first partial sum
+    u32 bits;      // OutputBit, and its step row within the tile << kRowShift
   };
+  enum OutputBit : u32 { kValid = 1, kStores = 2, kWordShift = 2, kRowShift = 4 };
 
   GPURT_FN static Shape shape_of(const TaskRecord& task) {
     Shape s;
@@ -108,26 +106,30 @@ struct MatvecTask {
   // An output's K groups, in four chains. GROUPS is a constant so that every address is one register
   // and an offset. Intrinsics here and below: no variant may contract what another does not.
   template <u32 GROUPS>
-  GPURT_FN static f32 sum_groups(const Half& half, const Shape& s, const Output& o, f32 eps) {
-    const f32* part = &half.part[0][0] + o.part;
+  GPURT_FN static f32 sum_groups(u32 part) {
+    constexpr u32 kApart = kVirtual / GROUPS * kPartFloats * 4;
     f32 chain[4] = {};
 #pragma unroll
     for (u32 group = 0; group < GROUPS; ++group)
-      chain[group % 4] += part[group * (kVirtual / GROUPS) * kPartFloats];
-    const f32 value = (chain[0] + chain[1]) + (chain[2] + chain[3]);
-    if (s.norm == 0) return value;
-    f32 squares = 0;
-#pragma unroll
-    for (u32 group = 0; group < GROUPS; ++group) squares += half.squares[group][o.j];
-    return __fmul_rn(value, rsqrtf(__fadd_rn(__fdividef(squares, static_cast<f32>(s.k)), eps)));
+      chain[group % 4] += ld_shared_f32(part + group * kApart);
+    return (chain[0] + chain[1]) + (chain[2] + chain[3]);
   }
 
-  GPURT_FN static f32 sum_of(const Half& half, const Shape& s, const Output& o, f32 eps) {
-    if (s.tile_log2 == 0) return sum_groups<16>(half, s, o, eps);
-    if (s.tile_log2 == 1) return sum_groups<8>(half, s, o, eps);
-    if (s.tile_log2 == 2) return sum_groups<4>(half, s, o, eps);
-    if (s.tile_log2 == 3) return sum_groups<2>(half, s, o, eps);
-    return sum_groups<1>(half, s, o, eps);
+  GPURT_FN static f32 sum_of(u32 part, u32 tile_log2) {
+    if (tile_log2 == 0) return sum_groups<16>(part);
+    if (tile_log2 == 1) return sum_groups<8>(part);
+    if (tile_log2 == 2) return sum_groups<4>(part);
+    if (tile_log2 == 3) return sum_groups<2>(part);
+    return sum_groups<1>(part);
+  }
+
+  GPURT_FN static f32 inverse_rms(const Half& half, const Shape& s, u32 j, f32 eps) {
+    f32 squares = 0;
+#pragma unroll
+    for (u32 group = 0; group < kVirtual; ++group) {
+      if (group << s.tile_log2 < kVirtual) squares += half.squares[group][j];
+    }
+    return rsqrtf(__fadd_rn(__fdividef(squares, static_cast<f32>(s.k)), eps));
   }
 
   // ---- outputs -----------------------------------------------------------------------------------
@@ -136,23 +138,22 @@ struct MatvecTask {
                                    u32 rows, u64 step) {
     Output o;
     const u32 r = at & ((16u << s.tile_log2) - 1), n = task.tile[0] + r;
-    const u32 paired = (s.flags & kPaired) != 0 ? 1 : 0;
+    const u32 j = at >> (4 + s.tile_log2);
+    const u32 paired = (s.flags & kPaired) != 0 ? 1 : 0, bf16 = (s.flags & kYBf16) != 0 ? 1 : 0;
     const u32 width = task.param[kN] >> paired, column = n >> paired;
-    o.j = at >> (4 + s.tile_log2);
-    o.valid = o.j < rows && n < task.tile[1];
-    o.part = (r / 16) * kPartFloats + o.j * kTokenStride + r % 16;
-    const u32 bf16 = (s.flags & kYBf16) != 0 ? 1 : 0;
+    const bool valid = j < rows && n < task.tile[1];
+    o.part = ((r / 16) * kPartFloats + j * kTokenStride + r % 16) * 4;
     const u64 y = arg_address(task, kArgY, step, gpurt_program.payload_set_bytes);
-    o.y = y + ((u64{tile * kRowTile + o.j} * width + column) << (2 - bf16));
+    o.y = y + ((u64{tile * kRowTile + j} * width + column) << (2 - bf16));
     // Lanes from one stored value or granule to the next.
     const u32 apart = ((s.flags & kYPayload) != 0 ? 4u << bf16 : 1u) << paired;
-    o.stores = o.valid && (r & (apart - 1)) == 0;
+    o.bits = column % 4 << kWordShift | j << kRowShift;
+    if (valid) o.bits |= (r & (apart - 1)) == 0 ? kValid | kStores : kValid;
     o.held = make_uint4(0, 0, 0, 0);
     o.residual = 0;
-    o.word = column % 4;
-    if ((s.flags & kHasResidual) != 0 && o.valid) {
+    if ((s.flags & kHasResidual) != 0 && valid) {
       const u64 base = arg_address(task, kArgResidual, step, gpurt_program.payload_set_bytes);
-      const u32 row = source_row(task, tile * kRowTile + o.j);
+      const u32 row = source_row(task, tile * kRowTile + j);
       o.residual = base + (u64{row} * width + column) * 4;
       if ((s.flags & kResidualPayload) != 0) o.residual &= ~u64{15};
     }
@@ -174,14 +175,15 @@ struct MatvecTask {
     u64 begin_ns = 0;
     while (payload_missing(is_sentinel(o.held), polls, begin_ns, turn)) load_residual(s, o);
     const uint4& v = o.held;
-    return __uint_as_float(o.word == 0 ? v.x : o.word == 1 ? v.y : o.word == 2 ? v.z : v.w);
+    const u32 word = o.bits >> kWordShift & 3;
+    return __uint_as_float(word == 0 ? v.x : word == 1 ? v.y : word == 2 ? v.z : v.w);
   }
 
   // All lanes of a warp.
   GPURT_FN static void store(const Shape& s, const Output& o, f32 value) {
     const u32 paired = (s.flags & kPaired) != 0 ? 1 : 0;
     if ((s.flags & kYPayload) == 0) {
-      if (!o.stores) return;
+      if ((o.bits & kStores) == 0) return;
       if ((s.flags & kYBf16) != 0) {
         *at<u16>(o.y) = static_cast<u16>(pack_bf16x2(value, 0.0f));
       } else {
@@ -199,12 +201,16 @@ struct MatvecTask {
     granule.y = __shfl_down_sync(~0u, granule.x, apart);
     granule.z = __shfl_down_sync(~0u, granule.x, 2 * apart);
     granule.w = __shfl_down_sync(~0u, granule.x, 3 * apart);
-    if (o.stores) st_relaxed_gpu_b128(o.y, granule);
+    if ((o.bits & kStores) != 0) st_relaxed_gpu_b128(o.y, granule);
   }
 
   GPURT_FN static void finish(const Half& half, const Shape& s, Output& o, u32 turn) {
     f32 value = 0;
-    if (o.valid) value = sum_of(half, s, o, __uint_as_float(slot_of(turn).record.param[kEps]));
+    if ((o.bits & kValid) != 0) value = sum_of(shared_address(&half) + o.part, s.tile_log2);
+    if (s.norm != 0) {
+      const f32 eps = __uint_as_float(slot_of(turn).record.param[kEps]);
+      value = __fmul_rn(value, inverse_rms(half, s, o.bits >> kRowShift & (kRowTile - 1), eps));
+    }
     if ((s.flags & kPaired) != 0) {
       const f32 up = __shfl_down_sync(~0u, value, 1);
       value = __fmul_rn(__fdividef(value, __fadd_rn(1.0f, __expf(-value))), up);

@@ -236,6 +236,25 @@ class Chain:
         return worst
 
 
+def span_medians(rig: Rig, plan: Plan) -> dict[str, float]:
+    """What spans say, in ns: of the matvec tasks, and of the boundary between two steps."""
+    spans = rig.read("spans", wire.SPAN)
+    spans = spans[spans["run"] > 0]
+    layer = np.array([t.layer for t in plan.tasks])
+    is_matvec = np.array([t.body == "matvec" for t in plan.tasks])
+    spans = spans[is_matvec[spans["task"]]]
+    met = spans["begin"].astype(np.int64) + spans["wait"]
+    at, last = layer[spans["task"]], layer[-2]
+    gaps = []
+    for step in range(1, STEPS):
+        ends = (met + spans["run"])[(spans["step"] == step - 1) & (at == last)]
+        starts = met[(spans["step"] == step) & (at == 0)]
+        gaps.append(int(starts.min()) - int(ends.max()))
+    middle = spans[(at > 0) & (at < last)]
+    medians = {f"{n}_ns": float(np.median(middle[n])) for n in ("wait", "run", "stall")}
+    return medians | {"boundary_ns": float(np.median(gaps))}
+
+
 def measure(
     name: str, chain: Chain, plan: Plan, options: Options, reps: int, want: torch.Tensor | None
 ) -> tuple[dict[str, Any], torch.Tensor]:
@@ -264,10 +283,13 @@ def measure(
         "GB/s": 2 * chain.k**2 / float(np.median(times)) / 1e3,
         "error": chain.worst_error(want),
     }
+    if options.trace:
+        row |= span_medians(rig, plan)
     print(
         f"  {name:34s} {row['us']:7.3f} us/layer (min {row['min']:.3f} max {row['max']:.3f}) "
         f"in-kernel {row['inner_us']:7.3f} {row['GB/s']:5.0f} GB/s wrong {wrong} "
-        f"err {row['error']:.1e} spans {spans}/{row['expected_spans']}",
+        f"err {row['error']:.1e} spans {spans}/{row['expected_spans']} "
+        + " ".join(f"{n} {row[n]:.0f}" for n in row if n.endswith("_ns")),
         flush=True,
     )
     return row, want

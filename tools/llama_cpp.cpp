@@ -1,11 +1,9 @@
 // llama.cpp as an outside reference: its token ids of any text, and its CPU decode speed.
 //
-//   g++ -O2 -std=c++17 tools/llama_cpp.cpp -I$L/include -I$L/ggml/include -L$L/build/bin
-//       -lllama -lggml -lggml-base -Wl,-rpath,$L/build/bin -o /tmp/llama_cpp
 //   llama_cpp tokens MODEL.gguf < texts, NUL after each   two lines a text: with control tokens
 //                                                         recognised, and without
 //   llama_cpp decode MODEL.gguf THREADS                   tokens per second, greedy, 5 + 256 tokens
-// tools/token_fixture.py drives the first. $L is a llama.cpp tree built with `--target llama`.
+// tools/token_fixture.py drives the first. Links against an installed llama.cpp (llama.h).
 #include <llama.h>
 
 #include <chrono>

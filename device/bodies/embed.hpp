@@ -1,7 +1,8 @@
-// embed: x[r] = table[token[r]]. The table is any float or block format; x is f32.
+// embed: x[r] = table[token[r]]. The table is any float or block format; x is f32. With eps above 0
+// the row is divided by the root of its mean square.
 #pragma once
 #include "context.hpp"
-#include "matvec.hpp"  // the block formats' sizes
+#include "matvec_task.hpp"
 #include "simd.hpp"
 
 namespace gpurt {
@@ -38,6 +39,13 @@ inline void embed_q8_0(const u8* row, u32 count, f32* x) {
   }
 }
 
+inline void embed_norm(u32 count, f32 eps, f32* x) {
+  f64 squares = 0.0;
+  for (u32 i = 0; i < count; ++i) squares += static_cast<f64>(x[i]) * static_cast<f64>(x[i]);
+  const f32 scale = static_cast<f32>(1.0 / __builtin_sqrt(squares / count + static_cast<f64>(eps)));
+  for (u32 i = 0; i < count; ++i) x[i] *= scale;
+}
+
 }  // namespace host
 
 struct embed {
@@ -46,6 +54,7 @@ struct embed {
     f32* const x = arg<f32>(record, 1);
     const u32 hidden = record.param[0];
     const u32 dtype = record.param[1];
+    const f32 eps = param_f32(record, 2);
     const u64 stride = host::row_bytes(dtype, hidden);
     for (u32 row = 0; row < context.step->rows; ++row) {
       const u8* const from = table + context.rows[row].token * stride;
@@ -66,6 +75,7 @@ struct embed {
         default:
           host::embed_q8_0(from, hidden, to);
       }
+      if (eps > 0.0F) host::embed_norm(hidden, eps, to);
     }
     return kFaultNone;
   }

@@ -5,93 +5,13 @@
 // same additions whatever NR and R are.
 namespace gpurt::host::GPURT_SIMD_LEVEL {
 
-constexpr u32 kChunk = 64;   // rows of W between epilogues; even, since swiglu pairs rows
-constexpr u32 kGroup = 4;    // rows of W whose block scales are converted together
-constexpr u32 kQuad = 4;     // rows of x that share one pass over W
-constexpr u32 kCodes = 128;  // activations rounded at a time: four blocks
-constexpr u32 kLine = 64;    // bytes of a cache line
+constexpr u32 kChunk = 64;  // rows of W between epilogues; even, since swiglu pairs rows
+constexpr u32 kGroup = 4;   // rows of W whose block scales are converted together
+constexpr u32 kLine = 64;   // bytes of a cache line
 // Rows of W side by side are as many short streams, which the hardware prefetcher does not follow:
 // cold weights came at 5 to 7 GB/s. Asked for 4 KB ahead (2 KB and 8 KB: no better) they come at 12
 // to 17 GB/s a core. Past the tile lies what this or another worker reads next.
 constexpr u32 kPrefetchBytes = 4096;
-
-/// The step's rows as kernels read them. Rows go in quads; a last quad of one row alone is kept
-/// apart, because one row is what decoding has. Others are filled up with rows of zeros.
-struct PreparedRows {
-  f32* x;       // [padded rows, x_stride], zero past k
-  i16* codes;   // [padded rows, x_stride], block formats only
-  f32* quads;   // [quads, blocks, 2, 4]: four rows' scales of a block, then scale * sum(codes)
-  f32* single;  // [blocks, 2]: the same of a row alone
-  u64 x_stride;
-  u32 rows;         // of the step
-  u32 padded_rows;  // with the rows of zeros
-};
-
-constexpr u32 padded_rows(u32 rows) {
-  return rows % kQuad < 2 ? rows : rows / kQuad * kQuad + kQuad;
-}
-
-// ---- rows ------------------------------------------------------------------------------------
-/// Rounds four blocks of activations to 16 bits. `scale` is NaN or infinite where a block holds
-/// such a number, so that what is computed from it is too. `sum` is scale * sum(codes): of the
-/// rounded values, not the true ones, since the two errors of a block then cancel in part.
-GPURT_SIMD_FN void quantise_blocks(const f32* x, i16* codes, Quad& scale, Quad& sum) {
-  Vf largest[4];
-  for (u32 b = 0; b < 4; ++b) {
-    largest[b] = splat(0.0F);
-    for (u32 i = 0; i < kBlock; i += kLanes) {
-      largest[b] = magnitude(largest[b], load(x + b * kBlock + i));
-    }
-  }
-  const Quad limit = magnitudes_of(largest);
-  // Below 1e-30 the reciprocal would overflow; such a block counts as zero. NaN is not below.
-  const Quad zero{};
-  const auto tiny = limit <= splat_quad(1e-30F);
-  scale = tiny ? zero : limit * splat_quad(1.0F / 32767.0F);
-  const Quad inverse = tiny ? zero : splat_quad(32767.0F) / limit;
-  for (u32 b = 0; b < 4; ++b) {
-    const Vf factor = splat(inverse[b]);
-    for (u32 i = b * kBlock; i < (b + 1) * kBlock; i += kLanes) {
-      store_codes(codes + i, mul(load(x + i), factor));
-    }
-  }
-  sum = scale * code_sums_of(codes);
-}
-
-GPURT_SIMD_FN void quantise_row(const PreparedRows& rows, u32 row, u32 blocks) {
-  const u64 at = row * rows.x_stride;
-  const bool alone = row + 1 == rows.padded_rows && row % kQuad == 0;
-  f32* scales = alone ? rows.single : rows.quads + row / kQuad * u64{8} * blocks + row % kQuad;
-  const u32 step = alone ? 2 : 8;
-  const u32 to_sum = alone ? 1 : 4;
-  for (u32 b = 0; b < blocks; b += 4) {
-    Quad scale;
-    Quad sum;
-    quantise_blocks(rows.x + at + b * kBlock, rows.codes + at + b * kBlock, scale, sum);
-    for (u32 i = 0; i < 4 && b + i < blocks; ++i, scales += step) {
-      scales[0] = scale[i];
-      scales[to_sum] = sum[i];
-    }
-  }
-}
-
-GPURT_SIMD_FN void prepare_row(const MatvecTask& task, const PreparedRows& rows, u32 row) {
-  f32* const x = rows.x + row * rows.x_stride;
-  if (row < rows.rows) {
-    const u64 from = (task.row_index ? task.row_index[row] : row) * u64{task.k};
-    if (task.x_dtype == kF32) {
-      copy_row(static_cast<const f32*>(task.x) + from, x, task.k, rows.x_stride);
-    } else if (task.x_dtype == kF16) {
-      copy_row(static_cast<const F16*>(task.x) + from, x, task.k, rows.x_stride);
-    } else {
-      copy_row(static_cast<const Bf16*>(task.x) + from, x, task.k, rows.x_stride);
-    }
-    if (task.norm) normalise_row(x, task.norm, task.k, task.eps);
-  } else {
-    std::memset(x, 0, rows.x_stride * sizeof(f32));
-  }
-  if (rows.codes) quantise_row(rows, row, task.k / kBlock);
-}
 
 // ---- kernels ---------------------------------------------------------------------------------
 /// Asks for `size_bytes` of W that will be read kPrefetchBytes after `w`.
@@ -253,6 +173,9 @@ struct BlockKernel {
         const f32* const two = factor + static_cast<u64>(j) * 2 * blocks;
         q[j] = Format::unpack(block + static_cast<u64>(j) * w_stride);
         store_quad(product[j], splat_quad(two[0]) * load_quad(scale));
+        // Through memory on purpose: a broadcast from there is part of the multiplication, one from
+        // a register costs two shuffles.
+        asm volatile("" : "+m"(product[j]));
         if constexpr (Format::kHasMinimum) {
           minimum[j] += splat_quad(two[1]) * load_quad(scale + kQuad);
         }
@@ -287,8 +210,8 @@ GPURT_SIMD_FN void sweep(const Kernel& kernel, u32 count) {
     u32 row = 0;
     for (; row + kQuad <= rows; row += kQuad) {
       u32 j = 0;
-      for (; j + 2 <= left; j += 2) kernel.template tile<2, 4>(n + j, row);
-      if (j < left) kernel.template tile<1, 4>(n + j, row);
+      for (; j + kSide <= left; j += kSide) kernel.template tile<kSide, 4>(n + j, row);
+      for (; j < left; ++j) kernel.template tile<1, 4>(n + j, row);
     }
     if (row == rows) continue;
     if (left == kGroup) {
@@ -300,13 +223,27 @@ GPURT_SIMD_FN void sweep(const Kernel& kernel, u32 count) {
 }
 
 // ---- epilogue --------------------------------------------------------------------------------
-/// z[i] = silu(z[2i]) * z[2i+1], in place, for `count` results.
-GPURT_SIMD_FN void swiglu_row(f32* z, u32 count) {
+/// Scales a row of sums, then bounds them if there is a soft cap.
+GPURT_SIMD_FN void cap_row(f32* z, f32 scale, f32 softcap) {
+  const Vf cap = splat(softcap);
+  for (u32 i = 0; i < kChunk; i += kLanes) {
+    Vf v = mul(load(z + i), splat(scale));
+    if (softcap > 0.0F) {  // tanh(u) = 1 - 2 / (e^2u + 1), right at both ends of exp
+      const Vf power = exp_of(div(add(v, v), cap));
+      const Vf tanh = sub(splat(1.0F), div(splat(2.0F), add(power, splat(1.0F))));
+      v = fma(v, splat(0.0F), mul(cap, tanh));  // 0, but NaN for an infinity, which must show
+    }
+    store(z + i, v);
+  }
+}
+
+/// z[i] = silu(z[2i]) * z[2i+1], in place, for a whole chunk: what lies past its rows is not used.
+GPURT_SIMD_FN void swiglu_row(f32* z) {
   f32 gate[kChunk / 2];
   f32 up[kChunk / 2];
   for (u32 i = 0; i < kChunk / 2; ++i) {
-    gate[i] = i < count ? z[2 * i] : 0.0F;
-    up[i] = i < count ? z[2 * i + 1] : 0.0F;
+    gate[i] = z[2 * i];
+    up[i] = z[2 * i + 1];
   }
   for (u32 i = 0; i < kChunk / 2; i += kLanes) {
     const Vf g = load(gate + i);
@@ -330,7 +267,8 @@ GPURT_SIMD_FN void finish_chunk(const MatvecTask& task, f32* z, u32 n, u32 count
     f32* const sums = z + row * kChunk;
     const u64 at = row * u64{task.y_columns()} + begin;
     const f32* const residual = task.residual ? task.residual + at : nullptr;
-    if (task.swiglu) swiglu_row(sums, width);
+    if (task.scale != 1.0F || task.softcap > 0.0F) cap_row(sums, task.scale, task.softcap);
+    if (task.swiglu) swiglu_row(sums);
     if (task.y_dtype == kF32) {
       write_row(sums, residual, static_cast<f32*>(task.y) + at, width);
     } else if (task.y_dtype == kF16) {
@@ -341,38 +279,18 @@ GPURT_SIMD_FN void finish_chunk(const MatvecTask& task, f32* z, u32 n, u32 count
   }
 }
 
-/// Cuts the rows' arrays out of the workspace and fills them.
-GPURT_SIMD_FN PreparedRows prepare_rows(const MatvecTask& task, PreparedRows rows,
-                                        Workspace& workspace, bool blocked) {
-  const u64 elements = rows.padded_rows * rows.x_stride;
-  rows.x = workspace.take<f32>(elements);
-  if (blocked) {
-    rows.codes = workspace.take<i16>(elements);
-    rows.quads = workspace.take<f32>(u64{2} * (task.k / kBlock) * rows.padded_rows);
-    rows.single = workspace.take<f32>(u64{2} * (task.k / kBlock));
-  }
-  for (u32 row = 0; row < rows.padded_rows; ++row) prepare_row(task, rows, row);
-  return rows;
-}
-
 GPURT_SIMD_FN void matvec_run(const MatvecTask& task, const BodyContext& context) {
   using W = Workspace;
-  const bool blocked = task.w_dtype == kQ41 || task.w_dtype == kQ80;
+  thread_local RowMemory memory;
+  const bool blocked = is_blocked(task.w_dtype);
   const u32 blocks = task.k / kBlock;
-  PreparedRows rows{};
-  rows.rows = task.rows;
-  rows.padded_rows = padded_rows(task.rows);
-  rows.x_stride = blocked ? (task.k + kCodes - 1) / kCodes * kCodes : padded_lanes(task.k);
-  const u64 count = rows.padded_rows;
-  u64 size_bytes = W::padded<f32>(count * rows.x_stride) + W::padded<f32>(count * kChunk);
-  if (blocked) {
-    size_bytes += W::padded<i16>(count * rows.x_stride) + W::padded<f32>(2 * count * blocks) +
-                  W::padded<f32>(2 * blocks) + W::padded<f32>(2 * kGroup * blocks);
-  }
-  Workspace workspace(context, size_bytes);
-  rows = prepare_rows(task, rows, workspace, blocked);
-  f32* const z = workspace.take<f32>(count * kChunk);
-  f32* const factors = blocked ? workspace.take<f32>(u64{2} * kGroup * blocks) : nullptr;
+  if (!memory.holds(task)) prepare_rows(task, memory);
+  const PreparedRows& rows = memory.rows();
+  const u64 z_count = u64{rows.padded_rows} * kChunk;
+  const u64 factor_count = blocked ? u64{2} * kGroup * blocks : 0;
+  Workspace workspace(context, W::padded<f32>(z_count) + W::padded<f32>(factor_count));
+  f32* const z = workspace.take<f32>(z_count);
+  f32* const factors = workspace.take<f32>(factor_count);
 
   for (u32 n = task.n_begin; n < task.n_end; n += kChunk) {
     const u32 width = task.n_end - n < kChunk ? task.n_end - n : kChunk;

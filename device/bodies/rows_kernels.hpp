@@ -12,9 +12,15 @@ GPURT_SIMD_FN void copy_row(const X* from, f32* to, u32 k, u64 stride) {
 
 /// x = x * rsqrt(mean(x^2) + eps) * norm, in place; x is zero from k to the next kPadLanes.
 GPURT_SIMD_FN void normalise_row(f32* x, const f32* norm, u32 k, f32 eps) {
-  Vf squares = splat(0.0F);
-  for (u32 i = 0; i < k; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
-  const f32 mean = sum_of(squares) / static_cast<f32>(k);
+  Vf squares[4] = {splat(0.0F), splat(0.0F), splat(0.0F), splat(0.0F)};
+  for (u32 i = 0; i < k; i += 4 * kLanes) {
+    for (u32 t = 0; t < 4 && i + t * kLanes < k; ++t) {
+      const Vf v = load(x + i + t * kLanes);
+      squares[t] = fma(v, v, squares[t]);
+    }
+  }
+  const Quad sums = sums_of(squares);
+  const f32 mean = ((sums[0] + sums[2]) + (sums[1] + sums[3])) / static_cast<f32>(k);
   const Vf scale = splat(1.0F / __builtin_sqrtf(mean + eps));
   const u32 whole = k / kLanes * kLanes;
   for (u32 i = 0; i < whole; i += kLanes) {

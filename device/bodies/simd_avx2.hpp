@@ -8,6 +8,7 @@
 namespace gpurt::host::avx2 {
 
 constexpr u32 kLanes = 8;
+constexpr int kSide = 2;  // rows of W beside four rows of x: as many as registers hold
 using Vf = __m256;
 
 GPURT_OP Vf splat(f32 a) {

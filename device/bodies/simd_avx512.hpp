@@ -11,6 +11,7 @@
 namespace gpurt::host::avx512 {
 
 constexpr u32 kLanes = 16;
+constexpr int kSide = 4;  // rows of W beside four rows of x: as many as registers hold
 using Vf = __m512;
 
 GPURT_OP __mmask16 first(u32 n) {

@@ -13,6 +13,7 @@
 namespace gpurt::host::portable {
 
 constexpr u32 kLanes = 4;
+constexpr int kSide = 2;  // rows of W beside four rows of x: as many as registers hold
 using Vf = f32 __attribute__((vector_size(16)));
 using Vi = i32 __attribute__((vector_size(16)));
 

@@ -26,6 +26,9 @@ class Workspace {
     next_ = overflow.get() + ((base + kAlign - 1) / kAlign * kAlign - base);
   }
 
+  /// Over memory of the caller's, 64-byte aligned and large enough.
+  explicit Workspace(u8* memory) : next_(memory) {}
+
   /// Bytes that take<T>(count) uses up.
   template <class T>
   static constexpr u64 padded(u64 count) {

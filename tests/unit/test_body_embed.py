@@ -38,6 +38,22 @@ def test_every_half_precision_value_is_read_exactly() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(256, 256)
     table = guarded(bits)
     x = np.zeros((256, 256), np.float32)
-    arrays, params = {"table": table, "x": x}, {"hidden": 256, "table_dtype": 1}
+    arrays, params = {"table": table, "x": x}, {"hidden": 256, "table_dtype": 1, "eps": 0.0}
     bodies("portable").run(EMBED, arrays, params, step_rows(range(256), range(256)))
     np.testing.assert_array_equal(x, bits.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "q4_1"])
+def test_embed_with_eps_norms_each_row(dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    table = guarded(random_weight(rng, 20, 96, dtype))
+    graph = Graph(rows=3, vocab=20)
+    x = graph.activation("x", (3, 96), "f32")
+    op = embed(graph, graph.weight("table", (20, 96), dtype, table), x, eps=1e-5)
+    arrays = {"table": table, "x": np.full((3, 96), np.nan, np.float32)}
+    expected = {"table": to_float32(table, DTYPES[dtype]), "x": arrays["x"].copy()}
+    step = step_rows([3, 19, 3], range(3))
+    assert EMBED.reference is not None
+    EMBED.reference(op, expected, step)
+    bodies("portable").run(EMBED, arrays, op.params, step)
+    np.testing.assert_allclose(arrays["x"], expected["x"], rtol=1e-6)

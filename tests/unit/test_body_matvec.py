@@ -39,6 +39,8 @@ class Case:
     residual: bool = False
     swiglu: bool = False
     sampled: bool = False
+    scale: float = 1.0
+    softcap: float = 0.0
     seed: int = 0
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -84,6 +86,8 @@ class Case:
             swiglu=self.swiglu,
             sampled=self.sampled,
             eps=EPS,
+            scale=self.scale,
+            softcap=self.softcap,
         )
 
     def run(
@@ -189,11 +193,14 @@ def test_bits_do_not_depend_on_tiles_or_scratch(level: str, dtype: str) -> None:
         {"swiglu": True},
         {"norm": True, "swiglu": True},
         {"norm": True, "residual": True, "swiglu": True},
+        {"scale": 0.25},
+        {"scale": 0.05, "softcap": 5.0, "residual": True},
+        {"scale": 0.02, "softcap": 2.0, "swiglu": True},
     ],
     ids=lambda options: "+".join(options),
 )
-def test_norm_swiglu_and_residual_equal_the_reference(
-    level: str, dtype: str, x_dtype: str, options: dict[str, bool]
+def test_norm_and_epilogues_equal_the_reference(
+    level: str, dtype: str, x_dtype: str, options: dict[str, Any]
 ) -> None:
     case = Case(70, 192, 4, dtype, x_dtype=x_dtype, **options)
     expected = case.reference()
@@ -235,11 +242,11 @@ def test_rows_past_the_steps_rows_are_neither_read_nor_written(level: str, dtype
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", FLOATS + BLOCKS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("options", [{}, {"norm": True}, {"softcap": 4.0}], ids=str)
 def test_a_number_that_is_not_finite_reaches_every_result_of_its_row(
-    level: str, dtype: str, bad: float, norm: bool
+    level: str, dtype: str, bad: float, options: dict[str, Any]
 ) -> None:
-    case = Case(9, 96, 5, dtype, norm=norm)
+    case = Case(9, 96, 5, dtype, **options)
     case.arrays["x"][2, 70] = bad
     finite = np.isfinite(case.run(level))
     assert not finite[2].any()
@@ -268,3 +275,18 @@ def test_an_outlier_blurs_only_its_own_block(level: str) -> None:
     x, w = case.arrays["x"], to_float32(case.arrays["w"], DTYPES["q8_0"])
     exact = x[:, 32:].astype(np.float64) @ w[:, 32:].astype(np.float64).T
     np.testing.assert_allclose(case.run(level), exact, atol=1e-4 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", FLOATS + BLOCKS)
+def test_rows_kept_from_the_last_task_are_never_stale(level: str, dtype: str) -> None:
+    # A worker keeps prepared rows between tasks. Same addresses, new content: nothing may remain.
+    case = Case(8, 64, 6, dtype, norm=True, sampled=True)
+    step = step_rows(range(6), range(6), sample_rows=[0, 3])
+    for name, at in (("x", (3, 63)), ("norm", (17,)), ("x", (0, 0))):
+        before = case.run(level, step)
+        case.arrays[name][at] += np.float32(1)
+        assert not same_bits(case.run(level, step), before)
+        np.testing.assert_allclose(case.run(level, step)[:2], case.reference(step)[:2], rtol=1e-2)
+    other = step_rows(range(6), range(6), sample_rows=[0, 4])
+    np.testing.assert_allclose(case.run(level, other)[:2], case.reference(other)[:2], rtol=1e-2)

@@ -92,6 +92,7 @@ def bench_matvec(
     params = {
         "n": total, "k": k, "epilogue": int(swiglu), "eps": 1e-5, "sampled": 0,
         "w_dtype": int(wire.DTYPE_CODES[dtype]), "x_dtype": 0, "y_dtype": 0,
+        "scale": 1.0, "softcap": 0.0,
     }  # fmt: skip
     tile = max(16, 1 << (TILE_BYTES * total // w.nbytes).bit_length() - 1)
     coords = [(i, min(i + tile, total)) for i in range(0, total, tile)]
@@ -145,7 +146,7 @@ def bench_ends(bodies: HostBodies, seconds: float) -> list[Result]:
     vocab, hidden, step = 49152, 576, rows_at(1, 5)
     table = random_weight(rng, 1024, hidden, "q8_0")
     x = np.empty((1, hidden), np.float32)
-    params: dict[str, int | float] = {"hidden": hidden, "table_dtype": 7}
+    params: dict[str, int | float] = {"hidden": hidden, "table_dtype": 7, "eps": 0.0}
     arrays = {"table": table, "x": x}
     ns = repeats_for(bodies, seconds, lambda n: bodies.run(EMBED, arrays, params, step, repeats=n))
     row_bytes = table.nbytes // 1024 + x.nbytes

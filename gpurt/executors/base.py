@@ -23,6 +23,9 @@ from gpurt import _native, wire
 from gpurt.errors import DeviceError
 from gpurt.plan import Plan
 
+SPAN_STEPS = 16  # steps whose spans are kept, at the least, if workers share the tasks evenly
+SPAN_CAPACITY_MIN = 8192
+
 Record = np.ndarray[tuple[()], Any]  # a structured array without axes: fields by name, writable
 
 
@@ -42,7 +45,7 @@ class Options:
     queue_capacity: int = 64
     resident: bool = False
     prefill_rows: int = 0
-    span_capacity: int = 8192  # a worker and ring; a power of two
+    span_capacity: int = 0  # a worker and ring; a power of two; 0: what SPAN_STEPS steps need
     summary_capacity: int = 4096
     sample_period: int = 64
     first_step: int = 0

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gpurt import wire
 from gpurt.body import Param
 from gpurt.errors import PlanError
-from gpurt.executors.base import Options, Record
+from gpurt.executors.base import SPAN_CAPACITY_MIN, SPAN_STEPS, Options, Record
 from gpurt.plan import Plan
 
 Place = Literal["device", "host"]
@@ -46,7 +46,7 @@ class Section:
 def zeroed(plan: Plan, options: Options) -> dict[str, Section]:
     """Every section that starts as zeroes, by the name of its Program field."""
     workers, tasks = plan.target.workers, len(plan.tasks)
-    spans = options.span_capacity if options.trace else 0
+    spans = span_capacity(plan, options)
     summaries = options.summary_capacity if options.trace else 0
     queue, word, byte = options.queue_capacity, np.dtype("u8"), np.dtype("u1")
     token = np.dtype("u4")
@@ -143,7 +143,7 @@ def header(
         "slot_count": plan.slots,
         "queue_capacity": options.queue_capacity,
         "context_capacity": plan.context,
-        "span_capacity": options.span_capacity if options.trace else 0,
+        "span_capacity": span_capacity(plan, options),
         "summary_capacity": options.summary_capacity if options.trace else 0,
         "sample_period": options.sample_period,
         "vocab_size": plan.vocab,
@@ -155,6 +155,15 @@ def header(
     for name, value in values.items():
         record[name] = value
     return record
+
+
+def span_capacity(plan: Plan, options: Options) -> int:
+    """Spans that one worker's ring holds: a power of two, 0 without a trace."""
+    if not options.trace:
+        return 0
+    share = -(-len(plan.tasks) // plan.target.workers)
+    wanted = max(SPAN_CAPACITY_MIN, SPAN_STEPS * share)
+    return options.span_capacity or 1 << (wanted - 1).bit_length()
 
 
 def param_bits(value: Param) -> int:
@@ -228,9 +237,8 @@ def _check_options(plan: Plan, options: Options) -> None:
         msg = f"prefill_rows is {options.prefill_rows} - at {plan.name}"
         raise PlanError(f"{msg} - the plan has {plan.rows} rows a step")
     capacity = options.span_capacity
-    if options.trace and (capacity < 1 or capacity & (capacity - 1)):
-        msg = f"span_capacity is {capacity} - at {plan.name} - use a power of two"
-        raise PlanError(msg)
+    if capacity < 0 or capacity & (capacity - 1):
+        raise PlanError(f"span_capacity is {capacity} - at {plan.name} - use a power of two")
     if options.sample_period < 1 or options.queue_capacity < 1 or options.wait_timeout_ms <= 0:
         msg = (
             f"sample_period {options.sample_period}, queue_capacity {options.queue_capacity}, "

@@ -109,6 +109,15 @@ def test_a_resident_program_has_no_linger_and_no_residency():
     assert (header["linger_ns"], header["residency_ns"]) == (1, 2_500_000)
 
 
+def test_span_rings_hold_sixteen_steps_of_an_even_share():
+    plan = made()
+    assert program.span_capacity(plan, Options()) == 8192
+    many = replace(plan, tasks=plan.tasks * 1000)
+    assert program.span_capacity(many, Options()) == 65536
+    assert program.span_capacity(many, Options(trace=False)) == 0
+    assert program.span_capacity(many, Options(span_capacity=64)) == 64
+
+
 def test_an_unknown_body_is_refused():
     plan = made()
     with pytest.raises(PlanError, match=r"^task 0 runs noop, which this executor lacks"):

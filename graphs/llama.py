@@ -15,21 +15,21 @@ Legend: B rows, H heads, K kv heads, D head dimension.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.buffer import DTYPES, Buffer, DType, f32
+from gpurt.buffer import DTYPES, Buffer, f32
 from gpurt.errors import BoundError, GraphError
 from gpurt.graph import Graph
 from gpurt.graphs.ops.attention import attention
-from gpurt.graphs.ops.dtypes import to_float32, to_storage
 from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.sample import sample
+from gpurt.graphs.weights import converted, rotary_frequencies, rotary_table, stack
 
 if TYPE_CHECKING:
     from gpurt.loaders.model import WeightSource
@@ -93,6 +93,10 @@ class LlamaConfig:
             shapes["lm_head.weight"] = (self.vocab, self.hidden)
         return shapes
 
+    def tensor_dtypes(self) -> dict[str, str]:
+        """Tensors that must be stored in one dtype: none, any that is read will do."""
+        return {}
+
     def ignored_tensors(self) -> list[str]:
         """Tensors that older exports carry and that follow from the config."""
         names = [f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(self.layers)]
@@ -125,21 +129,21 @@ def build(
             msg = f"{what} is {name!r} - at llama.build - use f32, f16 or bf16"
             raise GraphError(msg)
     graph = Graph(config.architecture, rows=rows, slots=slots, context=bound, vocab=config.vocab)
-    return _Builder(graph, config, weights, kv_dtype, weight_dtype).build()
+    return LlamaBuilder(graph, config, weights, kv_dtype, weight_dtype).build()
 
 
 def rope_table(config: LlamaConfig, context: int) -> NDArray[np.float32]:
     """[context, D]: cosines of the D/2 angles, then their sines. Source: RoFormer, 2104.09864."""
-    half = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    frequencies = (1.0 / np.float32(config.rope_theta) ** half).astype(np.float32)
+    frequencies = rotary_frequencies(config.rope_theta, config.head_dim)
     if config.rope_scaling is not None:
         frequencies = _llama3_frequencies(frequencies, config.rope_scaling)
-    angles = np.arange(context, dtype=np.float32)[:, None] * frequencies
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    return rotary_table(frequencies, context)
 
 
-class _Builder:
-    """One call of `build`: the graph under construction and what all layers share."""
+class LlamaBuilder:
+    """One call of `build`: the graph under construction and what all layers share. A model that
+    differs in its MLP overrides `mlp`.
+    """
 
     def __init__(
         self,
@@ -168,6 +172,7 @@ class _Builder:
         )
 
     def build(self) -> Graph:
+        """All operators, from tokens to tokens."""
         graph, config = self.graph, self.config
         x = self.activation("embed.x", config.hidden)
         table = self.matrix("embed.table", "model.embed_tokens")
@@ -192,12 +197,19 @@ class _Builder:
         return graph
 
     def layer(self, layer: int, x: Buffer) -> Buffer:
+        """One layer: the next x."""
         graph, config = self.graph, self.config
         at, source = f"layers[{layer}]", f"model.layers.{layer}"
         out = self.attention(layer, x)
         h = self.activation(f"{at}.h", config.hidden)
         o_proj = self.matrix(f"{at}.o.w", f"{source}.self_attn.o_proj")
         matvec(graph, out, o_proj, h, residual=x, name="o")
+        return self.mlp(layer, h)
+
+    def mlp(self, layer: int, h: Buffer) -> Buffer:
+        """H plus the MLP of its norm: the layer's output."""
+        graph, config = self.graph, self.config
+        at, source = f"layers[{layer}]", f"model.layers.{layer}"
         m = self.activation(f"{at}.m", config.intermediate)
         matvec(
             graph,
@@ -220,6 +232,7 @@ class _Builder:
         return y
 
     def attention(self, layer: int, x: Buffer) -> Buffer:
+        """The heads' outputs, before Wo."""
         graph, config = self.graph, self.config
         at, source = f"layers[{layer}]", f"model.layers.{layer}"
         head_dim = config.head_dim
@@ -250,6 +263,7 @@ class _Builder:
         return out
 
     def activation(self, name: str, width: int) -> Buffer:
+        """A float32 buffer of one row a token."""
         return self.graph.activation(name, [self.graph.rows, width], f32)
 
     def matrix(self, name: str, *tensors: str, interleaved: bool = False) -> Buffer:
@@ -258,43 +272,22 @@ class _Builder:
         stored = {source.dtype.name for source in sources}
         dtype = self.weight_dtype or (sources[0].dtype if len(stored) == 1 else f32)
         rows = sum(source.shape[0] for source in sources)
-        load = _stack(sources, dtype, interleaved=interleaved)
+        load = stack(sources, dtype, interleaved=interleaved)
         return self.graph.weight(name, [rows, sources[0].shape[1]], dtype, load)
 
     def vector(self, name: str, tensor: str) -> Buffer:
+        """A vector as float32."""
         source = self.weights[f"{tensor}.weight"]
-        return self.graph.weight(name, source.shape, f32, _stack([source], f32))
+        return self.graph.weight(name, source.shape, f32, stack([source], f32))
 
     def qk_norm(self, name: str, source: str) -> Buffer:
+        """Norm weights of queries and of keys."""
         pair = [self.weights[f"{source}.self_attn.{which}_norm.weight"] for which in "qk"]
 
         def load() -> NDArray[Any]:
-            return np.stack([_converted(part, f32) for part in pair])
+            return np.stack([converted(part, f32) for part in pair])
 
         return self.graph.weight(name, [2, self.config.head_dim], f32, load)
-
-
-def _stack(
-    sources: Sequence[WeightSource], dtype: DType, *, interleaved: bool = False
-) -> Callable[[], NDArray[Any]]:
-    """A function that reads `sources` as `dtype`: one after another, or row by row in turn."""
-
-    def load() -> NDArray[Any]:
-        parts = [_converted(source, dtype) for source in sources]
-        if len(parts) == 1:
-            return parts[0]
-        if interleaved:
-            return np.stack(parts, axis=1).reshape(-1, parts[0].shape[1])
-        return np.concatenate(parts)
-
-    return load
-
-
-def _converted(source: WeightSource, dtype: DType) -> NDArray[Any]:
-    stored = source.load()
-    if source.dtype.name == dtype.name:
-        return stored
-    return to_storage(to_float32(stored, source.dtype), dtype)
 
 
 def _llama3_frequencies(

@@ -1,0 +1,123 @@
+"""How a graph's weights are read from a checkpoint: stacked, interleaved, converted, folded.
+
+Every function returns a function: a plan's weights are read one by one, when it is loaded. Knows no
+model and no file format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.buffer import DType, f32
+from gpurt.graphs.ops.dtypes import to_float32, to_storage
+
+if TYPE_CHECKING:
+    from gpurt.loaders.model import WeightSource
+
+Load = Callable[[], NDArray[Any]]
+_NVFP4_CODE_BYTES = 8  # of the 16 elements of a block
+
+
+def converted(source: WeightSource, dtype: DType) -> NDArray[Any]:
+    """A tensor as `dtype`; a view of the file where it is stored so."""
+    stored = source.load()
+    if source.dtype.name == dtype.name:
+        return stored
+    return to_storage(to_float32(stored, source.dtype), dtype)
+
+
+def stack(sources: Sequence[WeightSource], dtype: DType, *, interleaved: bool = False) -> Load:
+    """Matrices one after another, or row by row in turn."""
+
+    def load() -> NDArray[Any]:
+        parts = [converted(source, dtype) for source in sources]
+        if len(parts) == 1:
+            return parts[0]
+        if interleaved:
+            return np.stack(parts, axis=1).reshape(-1, parts[0].shape[1])
+        return np.concatenate(parts)
+
+    return load
+
+
+def stack_experts(experts: Sequence[Sequence[WeightSource]], dtype: DType) -> Load:
+    """[E, N, K] from one list of matrices an expert, whose rows are taken in turn."""
+
+    def load() -> NDArray[Any]:
+        turns, (rows, k) = len(experts[0]), experts[0][0].shape
+        out = np.empty((len(experts), rows * turns, k), dtype.storage)
+        for expert, parts in enumerate(experts):
+            for turn, part in enumerate(parts):
+                out[expert, turn::turns] = converted(part, dtype)
+        return out
+
+    return load
+
+
+def expert_rows(source: WeightSource, dtype: DType, *, halves: bool) -> Load:
+    """[E, N, K] as `dtype`. halves: the first half of an expert's rows and the second are taken
+    row by row in turn: gate and up, as swiglu wants them.
+    """
+    if not halves:
+        return lambda: converted(source, dtype)
+
+    def load() -> NDArray[Any]:
+        stored = source.load()
+        same = source.dtype.name == dtype.name
+        out = np.empty(stored.shape, dtype.storage)
+        for expert, rows in enumerate(stored):
+            part = rows if same else to_storage(to_float32(rows, source.dtype), dtype)
+            out[expert, 0::2], out[expert, 1::2] = np.split(part, 2)
+        return out
+
+    return load
+
+
+def nvfp4_rows(codes: WeightSource, scales: WeightSource, *, halves: bool) -> Load:
+    """[E, N, K] in nvfp4 blocks from ModelOpt's codes [E, N, K/2] and scales [E, N, K/16]."""
+
+    def load() -> NDArray[Any]:
+        stored, blocks = codes.load(), scales.load()
+        experts, rows, count = blocks.shape
+        out = np.empty((experts, rows, count, _NVFP4_CODE_BYTES + 1), np.uint8)
+        turns = [slice(0, None, 2), slice(1, None, 2)] if halves else [slice(None)]
+        for expert in range(experts):
+            code_parts = np.split(stored[expert].reshape(rows, count, -1), len(turns))
+            scale_parts = np.split(blocks[expert], len(turns))
+            for turn, code_part, scale_part in zip(turns, code_parts, scale_parts, strict=True):
+                out[expert, turn, :, :_NVFP4_CODE_BYTES] = code_part
+                out[expert, turn, :, _NVFP4_CODE_BYTES] = scale_part
+        return out.reshape(experts, rows, -1)
+
+    return load
+
+
+def pair_of_scales(source: WeightSource) -> Load:
+    """[E, 2] f32 from [E, 2], or from [E] twice."""
+
+    def load() -> NDArray[Any]:
+        stored = converted(source, f32)
+        return stored if stored.ndim == 2 else np.stack([stored, stored], axis=1)
+
+    return load
+
+
+def one_plus(source: WeightSource) -> Load:
+    """A gain that the checkpoint stores around zero."""
+    return lambda: (1 + converted(source, f32)).astype(np.float32)
+
+
+def rotary_table(frequencies: NDArray[np.float32], context: int) -> NDArray[np.float32]:
+    """[context, D]: cosines of D/2 angles, then their sines. Source: RoFormer, 2104.09864."""
+    angles = np.arange(context, dtype=np.float32)[:, None] * frequencies
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def rotary_frequencies(theta: float, head_dim: int) -> NDArray[np.float32]:
+    """theta^(-2i/D) for i < D/2."""
+    half = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    return np.asarray(1.0 / np.float32(theta) ** half, np.float32)

@@ -8,7 +8,14 @@ rows a step has nor on the context's capacity.
   rope    [context, D]: D/2 cosines, then D/2 sines; rotates the pairs (i, i + D/2)
   kv      [rows, 2*kv_heads*D]: all key heads, then all value heads
   cache   [pages, kv_heads, page, D]; page_table [slots, pages_per_slot] names a slot's pages
-  qk_norm [2, D]: RMSNorm weights of a query head and of a key head (Qwen3); absent: no norm
+  qk_norm [2, D]: RMSNorm weights of a query head and of a key head; qk_norm_kind 1 (Qwen3)
+
+  qk_norm_kind  0: none; 1: with weights; 2: q and k of a head are normed without weights
+  rope          0: nothing is rotated, and there is no table
+  window        0: all positions; else row i sees keys j with 0 <= i - j < window. The pages of a
+                slot are then a ring: position p lies in page (p / page) % pages_per_slot
+  gated         q is [rows, 2*heads*D]: all query heads, then their gates g; out *= sigmoid(g)
+  out_eps       above 0: o * rsqrt(mean(o^2) + out_eps) of every query head, before the gate
 """
 
 from __future__ import annotations
@@ -20,8 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.errors import GraphError
 from gpurt.graphs.ops.dtypes import dtype_code
-from gpurt.graphs.ops.regions import array_of, columns, part, required
+from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 
 if TYPE_CHECKING:
     from gpurt.buffer import Buffer
@@ -37,20 +45,35 @@ def attention(
     k_cache: Buffer,
     v_cache: Buffer,
     page_table: Buffer,
-    rope: Buffer,
+    rope: Buffer | None,
     out: Operand,
     *,
     heads: int,
     qk_norm: Buffer | None = None,
     scale: float | None = None,
     eps: float = 0.0,
+    window: int = 0,
+    weightless_qk_norm: bool = False,
+    gated: bool = False,
+    out_eps: float = 0.0,
     name: str = "attention",
 ) -> Operator:
     """Add the attention of a step's rows. k_cache and v_cache share a dtype: f32, f16 or bf16.
 
     q, out: [rows, heads*D] f32. The module docstring has the other shapes. scale: default D**-0.5.
+    rope: None to rotate nothing. Raises: GraphError if a ring of pages is shorter than its window
+    and the rows of a step, or if q and out do not fit the heads.
     """
     _, kv_heads, page, head_dim = k_cache.shape
+    where, width = f"{graph.name}.{name}", heads * head_dim
+    if region_of(q).shape[-1] != width * (1 + gated) or region_of(out).shape[-1] != width:
+        msg = f"q has {region_of(q).shape[-1]} columns and out {region_of(out).shape[-1]}"
+        need = f"q needs {width * (1 + gated)}, out {width}"
+        raise GraphError(f"{msg}, for {heads} heads of {head_dim} - at {where} - {need}")
+    need_pages = ring_pages(window, graph.rows, graph.context, page)
+    if page_table.shape[1] < need_pages:
+        msg = f"a slot has {page_table.shape[1]} pages of {page}, window {window}"
+        raise GraphError(f"{msg} - at {where} - {graph.rows} rows a step need {need_pages}")
     return graph.op(
         ATTENTION,
         {
@@ -72,7 +95,20 @@ def attention(
         scale=float(head_dim**-0.5 if scale is None else scale),
         eps=float(eps),
         cache_dtype=dtype_code(k_cache.dtype),
+        window=window,
+        rope=int(rope is not None),
+        qk_norm_kind=2 if weightless_qk_norm else int(qk_norm is not None),
+        gated=int(gated),
+        out_eps=float(out_eps),
     )
+
+
+def ring_pages(window: int, rows: int, context: int, page: int) -> int:
+    """Pages a slot needs: for the whole context, or for the window of the first row of a step and
+    the rows after it, which are written before it has read.
+    """
+    whole = -(-context // page)
+    return whole if window == 0 else min(whole, -(-(window + rows - 2) // page) + 1)
 
 
 def tile_attention(op: Operator, target: Target) -> list[Tile]:
@@ -82,12 +118,17 @@ def tile_attention(op: Operator, target: Target) -> list[Tile]:
     group = int(op.params["heads"]) // kv_heads * head_dim
     width = kv_heads * head_dim
     shared = [op.args[name] for name in ("page_table", "rope", "qk_norm") if name in op.args]
+    halves = 2 if op.params["gated"] else 1
+
+    def bases(head: int) -> list[int]:
+        return [(half * kv_heads + head) * group for half in range(halves)]
+
     tiles = []
     for head in range(kv_heads):
         low, high = head * head_dim, (head + 1) * head_dim
         caches = [part(op.args[name], 1, head, head + 1) for name in ("k_cache", "v_cache")]
         reads = [
-            columns(op.args["q"], head * group, (head + 1) * group),
+            *(columns(op.args["q"], base, base + group) for base in bases(head)),
             columns(op.args["kv"], low, high),
             columns(op.args["kv"], width + low, width + high),
             *caches,
@@ -106,29 +147,41 @@ def attention_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: 
         int(op.params[name]) for name in ("heads", "kv_heads", "head_dim", "page")
     )
     k_cache, v_cache = required(op, arrays, "k_cache"), required(op, arrays, "v_cache")
-    table, rope = required(op, arrays, "page_table"), required(op, arrays, "rope")
-    qk_norm = array_of(op, arrays, "qk_norm")
+    table, rope = required(op, arrays, "page_table"), array_of(op, arrays, "rope")
+    weights_2D = array_of(op, arrays, "qk_norm")
+    window, kind = int(op.params["window"]), int(op.params["qk_norm_kind"])
+    qk_norm = weights_2D if kind == 1 else np.ones((2, head_dim), np.float32)
+    out_eps = np.float32(op.params["out_eps"])
     scale, eps = np.float32(op.params["scale"]), np.float32(op.params["eps"])
     for row in range(len(step.token)):
         slot, position = int(step.slot[row]), int(step.position[row])
-        q_HD = required(op, arrays, "q")[row].astype(np.float32).reshape(heads, head_dim)
+        q = required(op, arrays, "q")[row].astype(np.float32).reshape(-1, heads, head_dim)
         kv = required(op, arrays, "kv")[row].astype(np.float32).reshape(2, kv_heads, head_dim)
-        k_KD, v_KD = kv[0], kv[1]
-        if qk_norm is not None:
+        q_HD, k_KD, v_KD = q[0], kv[0], kv[1]
+        if kind:
+            assert qk_norm is not None
             q_HD, k_KD = _rms(q_HD, qk_norm[0], eps), _rms(k_KD, qk_norm[1], eps)
-        q_HD, k_KD = _rotate(q_HD, rope[position]), _rotate(k_KD, rope[position])
-        where = int(table[slot, position // page]), position % page
+        if rope is not None and op.params["rope"]:
+            q_HD, k_KD = _rotate(q_HD, rope[position]), _rotate(k_KD, rope[position])
+        first = max(0, position + 1 - window) if window else 0
+        seen = np.arange(first, position + 1)
+        pages = table[slot, seen // page % table.shape[1]].astype(np.int64)
+        where = int(pages[-1]), position % page
         k_cache[where[0], :, where[1]] = k_KD
         v_cache[where[0], :, where[1]] = v_KD
-        pages = table[slot, : position // page + 1].astype(np.int64)
-        k_KPD = _positions(k_cache, pages, position + 1)
-        v_KPD = _positions(v_cache, pages, position + 1)
+        k_KPD = np.asarray(k_cache[pages, :, seen % page], np.float32).transpose(1, 0, 2)
+        v_KPD = np.asarray(v_cache[pages, :, seen % page], np.float32).transpose(1, 0, 2)
         q_KGD = q_HD.reshape(kv_heads, heads // kv_heads, head_dim)
         scores = np.einsum("kgd,kpd->kgp", q_KGD, k_KPD) * scale
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         out_KGD = np.einsum("kgp,kpd->kgd", weights, v_KPD)
-        required(op, arrays, "out")[row] = out_KGD.reshape(-1)
+        out_HD = out_KGD.reshape(heads, head_dim)
+        if out_eps > 0:
+            out_HD = _rms(out_HD, np.ones(head_dim, np.float32), out_eps)
+        if op.params["gated"]:
+            out_HD = out_HD / (1.0 + np.exp(-q[1]))
+        required(op, arrays, "out")[row] = out_HD.reshape(-1)
 
 
 def _rms(x_HD: NDArray[Any], weight_D: NDArray[Any], eps: np.float32) -> NDArray[Any]:
@@ -143,13 +196,6 @@ def _rotate(x_HD: NDArray[Any], rope_D: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
 
 
-def _positions(cache: NDArray[Any], pages: NDArray[Any], count: int) -> NDArray[Any]:
-    """Keys or values of positions [0, count) of a slot: [kv_heads, count, D]."""
-    kv_heads, head_dim = cache.shape[1], cache.shape[3]
-    picked = cache[pages].transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
-    return np.asarray(picked[:, :count], np.float32)
-
-
 ATTENTION = Body(
     name="attention",
     args=(
@@ -158,7 +204,7 @@ ATTENTION = Body(
         Arg("k_cache", "rw"),
         Arg("v_cache", "rw"),
         Arg("page_table", "r"),
-        Arg("rope", "r"),
+        Arg("rope", "r", optional=True),
         Arg("qk_norm", "r", optional=True),
         Arg("out", "w"),
     ),
@@ -171,6 +217,11 @@ ATTENTION = Body(
         "scale",
         "eps",
         "cache_dtype",
+        "window",
+        "rope",
+        "qk_norm_kind",
+        "gated",
+        "out_eps",
     ),
     tile=tile_attention,
     reference=attention_reference,

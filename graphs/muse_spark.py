@@ -1,0 +1,465 @@
+"""Muse Spark Open as a Graph: sliding and global attention, and a latent mixture of experts.
+
+One layer; every arrow is one operator, and what stands in brackets is computed by the next one:
+
+  s -> [C, Wq Wg] -> qg -.                                    .-----------------------.
+  s -> [C, Wk Wv] -> kv -> attention -> out -> [Wo] -> b -> gated residual with s -> t
+  t -> [C, Wr] -> logits -> route -> routes --.
+  t -> [C, Wpre] -> z -> [C, W1[e], swiglu] -> h -> [W2[e]] -> d -> combine -> y
+  y -> [Wpost] -> b -> gated residual with t -> s'
+
+C is an RMS norm with gain 1 + w, folded at load like the constants of the residual gates. The
+stream s is float32. Sliding layers rotate q and k and keep a ring of pages that holds their window;
+global layers do neither. Experts: only those that some row chose are computed; see ops/route.py.
+A layer may have a dense MLP in the experts' place. Source: transformers' models/muse_spark.
+Legend: B rows, H heads, K kv heads, D head dimension, E experts, M width of an expert's input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.buffer import DTYPES, Buffer, DType, f32, nvfp4
+from gpurt.errors import BoundError, GraphError
+from gpurt.graph import Graph
+from gpurt.graphs import weights as read
+from gpurt.graphs.ops.attention import attention, ring_pages
+from gpurt.graphs.ops.combine import combine
+from gpurt.graphs.ops.embed import embed
+from gpurt.graphs.ops.expert_matvec import expert_matvec
+from gpurt.graphs.ops.gated_residual import gated_residual
+from gpurt.graphs.ops.matvec import matvec
+from gpurt.graphs.ops.route import RoutesLayout, route
+from gpurt.graphs.ops.sample import sample
+
+if TYPE_CHECKING:
+    from gpurt.loaders.model import WeightSource
+
+# Positions of a cache page, and of a chunk of attention's sums. Fixed, so that a token's bits
+# depend on no bound of the plan.
+PAGE = 64
+PREFIX = "model.language_model"
+_GATE_FLOOR = 1e-3  # a constant of the model's code, of no config
+
+
+@dataclass(frozen=True)
+class MuseSparkConfig:
+    """What a checkpoint's text config says. The tuples have one value a layer."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int  # positions the model was made for
+    eps: float
+    post_eps: float  # of the norms after attention, an expert and the MLP
+    thetas: tuple[float, ...]  # 0: nothing is rotated
+    windows: tuple[int, ...]  # 0: all positions
+    sparse: tuple[bool, ...]  # experts, or a dense MLP
+    qk_scale: float  # of the scores, on top of 1 / sqrt(D)
+    output_multiplier: float  # of logits and router logits
+    softcap: float
+    gate_temperature: float
+    intermediate: int  # of a dense MLP
+    experts: int
+    top_k: int
+    moe_hidden: int
+    moe_intermediate: int
+    routed_factor: float = 1.0
+    quantised: frozenset[int] = field(default_factory=frozenset)  # layers with nvfp4 experts
+    tied: bool = False
+    architecture: str = "muse_spark"
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor that a checkpoint must hold."""
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{PREFIX}.embed_tokens.weight": (self.vocab, self.hidden)
+        }
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        for layer in range(self.layers):
+            at, hidden = f"{PREFIX}.layers.{layer}", self.hidden
+            own: dict[str, tuple[int, ...]] = {
+                "input_layernorm.weight": (hidden,),
+                "self_attn.q_proj.weight": (q, hidden),
+                "self_attn.gate_proj.weight": (q, hidden),
+                "self_attn.k_proj.weight": (kv, hidden),
+                "self_attn.v_proj.weight": (kv, hidden),
+                "self_attn.o_proj.weight": (hidden, q),
+                "post_attention_residual_gate.gate": (hidden,),
+                "pre_feedforward_layernorm.weight": (hidden,),
+                "post_feedforward_layernorm.weight": (hidden,),
+                "post_feedforward_residual_gate.gate": (hidden,),
+            }
+            own |= self._moe(layer) if self.sparse[layer] else self._dense()
+            shapes |= {f"{at}.{name}": shape for name, shape in own.items()}
+        shapes[f"{PREFIX}.norm.weight"] = (self.hidden,)
+        if not self.tied:
+            shapes["lm_head.weight"] = (self.vocab, self.hidden)
+        return shapes
+
+    def tensor_dtypes(self) -> dict[str, str]:
+        """Tensors that must be stored in one dtype; all others in any float dtype."""
+        experts = [f"{PREFIX}.layers.{layer}.mlp.experts." for layer in sorted(self.quantised)]
+        dtypes: dict[str, str] = {}
+        for at in experts:
+            for half in ("gate_up_proj", "down_proj"):
+                dtypes |= {f"{at}{half}": "u8", f"{at}{half}_weight_scale": "e4m3"}
+        return dtypes
+
+    def ignored_tensors(self) -> list[str]:
+        """Tensors that may be there and that this forward pass does not read."""
+        names = ["lm_head.weight"] if self.tied else []
+        for layer in sorted(self.quantised):
+            at = f"{PREFIX}.layers.{layer}.mlp.experts"
+            names += [f"{at}.gate_up_proj_input_scale", f"{at}.down_proj_input_scale"]
+        return names
+
+    def _dense(self) -> dict[str, tuple[int, ...]]:
+        wide = (self.intermediate, self.hidden)
+        return {
+            "mlp.gate_proj.weight": wide,
+            "mlp.up_proj.weight": wide,
+            "mlp.down_proj.weight": (self.hidden, self.intermediate),
+        }
+
+    def _moe(self, layer: int) -> dict[str, tuple[int, ...]]:
+        experts, width, inner = self.experts, self.moe_hidden, self.moe_intermediate
+        shapes: dict[str, tuple[int, ...]] = {
+            "mlp.gate.weight": (experts, self.hidden),
+            "mlp.gate.e_score_correction_bias": (experts,),
+            "mlp.pre_expert_proj.weight": (width, self.hidden),
+            "mlp.pre_expert_norm.weight": (width,),
+            "mlp.experts.post_expert_norm.weight": (width,),
+            "mlp.post_expert_proj.weight": (self.hidden, width),
+        }
+        for name, n, k in (("gate_up_proj", 2 * inner, width), ("down_proj", width, inner)):
+            at = f"mlp.experts.{name}"
+            if layer not in self.quantised:
+                shapes[at] = (experts, n, k)
+                continue
+            shapes[at] = (experts, n, k // 2)
+            shapes[f"{at}_weight_scale"] = (experts, n, k // nvfp4.block)
+            scales = (experts, 2) if name == "gate_up_proj" else (experts,)
+            shapes[f"{at}_weight_scale_2"] = scales
+        return shapes
+
+
+def build(
+    config: MuseSparkConfig,
+    weights: Mapping[str, WeightSource],
+    *,
+    rows: int = 16,
+    slots: int = 1,
+    context: int | None = None,
+    kv_dtype: str = "f32",
+    weight_dtype: str | None = None,
+    page: int = PAGE,
+) -> Graph:
+    """The Graph of one step.
+
+    rows: tokens one step can carry. slots: sequences one step can mix. context: positions of one
+    sequence; default: the model's, at most 2048. kv_dtype: f32, bf16 or f16. weight_dtype: f32, f16
+    or bf16 for matrices; default: as stored; experts in nvfp4 stay so, the router is always f32.
+    page: positions of a cache page. Weights are read when the plan is loaded.
+    Raises: BoundError if context exceeds the model's; GraphError for an unknown dtype.
+    """
+    bound = min(config.context, 2048) if context is None else context
+    if not 1 <= bound <= config.context:
+        msg = f"context is {bound}, the model was made for {config.context} positions"
+        raise BoundError(f"{msg} - at muse_spark.build - use 1 to {config.context}")
+    for what, name in (("kv_dtype", kv_dtype), ("weight_dtype", weight_dtype or "f32")):
+        if name not in ("f32", "f16", "bf16"):
+            msg = f"{what} is {name!r} - at muse_spark.build - use f32, f16 or bf16"
+            raise GraphError(msg)
+    graph = Graph(config.architecture, rows=rows, slots=slots, context=bound, vocab=config.vocab)
+    return _Builder(graph, config, weights, kv_dtype, weight_dtype, page).build()
+
+
+def gate_constants(
+    gate: NDArray[np.float32], temperature: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Alpha and beta of a residual gate: stream' = alpha * stream + beta * branch. Where alpha is
+    above its floor, alpha^2 + beta^2 = 1.
+    """
+    with np.errstate(over="ignore"):
+        beta = 1 / (1 + np.exp(-gate.astype(np.float64) / temperature))
+    alpha = np.sqrt(np.maximum((1 - beta) * (1 + beta), _GATE_FLOOR))
+    return alpha.astype(np.float32), beta.astype(np.float32)
+
+
+class _Builder:
+    """One call of `build`: the graph under construction and what all layers share."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: MuseSparkConfig,
+        weights: Mapping[str, WeightSource],
+        kv_dtype: str,
+        weight_dtype: str | None,
+        page: int,
+    ) -> None:
+        self.graph, self.config, self.weights = graph, config, weights
+        self.kv_dtype, self.page = kv_dtype, page
+        self.weight_dtype = None if weight_dtype is None else DTYPES[weight_dtype]
+        self.page_tables = {w: self.page_table(w) for w in sorted(set(config.windows))}
+        self.ropes = {theta: self.rope(theta) for theta in sorted(set(config.thetas)) if theta}
+
+    def build(self) -> Graph:
+        graph, config = self.graph, self.config
+        s = self.activation("embed.s", config.hidden)
+        table = self.matrix("embed.table", f"{PREFIX}.embed_tokens")
+        embed(graph, table, s, eps=config.eps)
+        for layer in range(config.layers):
+            with graph.at(f"layers[{layer}]", layer=layer):
+                at, source = f"layers[{layer}]", f"{PREFIX}.layers.{layer}"
+                s = self.attention_half(layer, at, source, s)
+                s = self.mlp_half(layer, at, source, s)
+        with graph.at("head", layer=config.layers):
+            logits = self.activation("logits", config.vocab)
+            matvec(
+                graph,
+                s,
+                table if config.tied else self.matrix("head.w", "lm_head"),
+                logits,
+                norm=self.vector("head.norm", f"{PREFIX}.norm.weight"),
+                sampled=True,
+                eps=config.eps,
+                scale=config.output_multiplier,
+                softcap=config.softcap,
+                name="head",
+            )
+            sample(graph, logits)
+        return graph
+
+    # ---- halves of a layer -----------------------------------------------------------------
+    def attention_half(self, layer: int, at: str, source: str, s: Buffer) -> Buffer:
+        graph, config = self.graph, self.config
+        out = self.attention(layer, at, source, s)
+        b = self.activation(f"{at}.attention.b", config.hidden)
+        matvec(graph, out, self.matrix(f"{at}.o.w", f"{source}.self_attn.o_proj"), b, name="o")
+        gate = f"{source}.post_attention_residual_gate"
+        return self.residual(f"{at}.t", gate, b, s, "attention_residual")
+
+    def mlp_half(self, layer: int, at: str, source: str, t: Buffer) -> Buffer:
+        norm = self.gain(f"{at}.mlp.norm", f"{source}.pre_feedforward_layernorm.weight")
+        half = self.experts if self.config.sparse[layer] else self.dense
+        b = half(layer, at, f"{source}.mlp", t, norm)
+        return self.residual(
+            f"{at}.s",
+            f"{source}.post_feedforward_residual_gate",
+            b,
+            t,
+            "mlp_residual",
+            gain=self.gain(f"{at}.mlp.gain", f"{source}.post_feedforward_layernorm.weight"),
+        )
+
+    def attention(self, layer: int, at: str, source: str, s: Buffer) -> Buffer:
+        graph, config = self.graph, self.config
+        width, window = config.heads * config.head_dim, config.windows[layer]
+        own = f"{source}.self_attn"
+        norm = self.gain(f"{at}.attention.norm", f"{source}.input_layernorm.weight")
+        qg = self.activation(f"{at}.qg", 2 * width)
+        qg_w = self.matrix(f"{at}.qg.w", f"{own}.q_proj", f"{own}.gate_proj")
+        matvec(graph, s, qg_w, qg, norm=norm, eps=config.eps, name="qg")
+        kv = self.activation(f"{at}.kv", 2 * config.kv_heads * config.head_dim)
+        kv_w = self.matrix(f"{at}.kv.w", f"{own}.k_proj", f"{own}.v_proj")
+        matvec(graph, s, kv_w, kv, norm=norm, eps=config.eps, name="kv")
+        pages = self.page_tables[window]
+        cache = [pages.shape[0] * pages.shape[1], config.kv_heads, self.page, config.head_dim]
+        out = self.activation(f"{at}.attention.out", width)
+        attention(
+            graph,
+            qg,
+            kv,
+            graph.state(f"{at}.k_cache", cache, self.kv_dtype),
+            graph.state(f"{at}.v_cache", cache, self.kv_dtype),
+            pages,
+            self.ropes.get(config.thetas[layer]),
+            out,
+            heads=config.heads,
+            scale=config.qk_scale * config.head_dim**-0.5,
+            eps=config.eps,
+            window=window,
+            weightless_qk_norm=True,
+            gated=True,
+            out_eps=config.eps,
+        )
+        return out
+
+    def dense(self, layer: int, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
+        del layer
+        graph, config = self.graph, self.config
+        m = self.activation(f"{at}.mlp.m", config.intermediate)
+        pair = (f"{source}.gate_proj", f"{source}.up_proj")
+        gate_up = self.matrix(f"{at}.gate_up.w", *pair, interleaved=True)
+        matvec(graph, t, gate_up, m, norm=norm, swiglu=True, eps=config.eps, name="gate_up")
+        b = self.activation(f"{at}.mlp.b", config.hidden)
+        matvec(graph, m, self.matrix(f"{at}.down.w", f"{source}.down_proj"), b, name="down")
+        return b
+
+    def experts(self, layer: int, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
+        graph, config = self.graph, self.config
+        routes = self.routes(at, source, t, norm)
+        z = self.activation(f"{at}.z", config.moe_hidden)
+        pre = self.matrix(f"{at}.pre.w", f"{source}.pre_expert_proj")
+        matvec(graph, t, pre, z, norm=norm, eps=config.eps, name="pre_expert")
+        pairs, top_k = graph.rows * config.top_k, config.top_k
+        h = graph.activation(f"{at}.h", [pairs, config.moe_intermediate], f32)
+        w, w_scale = self.expert_weight(layer, f"{at}.up", f"{source}.experts.gate_up_proj", 2)
+        expert_matvec(
+            graph,
+            z,
+            w,
+            routes,
+            h,
+            top_k=top_k,
+            norm=self.gain(f"{at}.z.norm", f"{source}.pre_expert_norm.weight"),
+            w_scale=w_scale,
+            swiglu=True,
+            eps=config.eps,
+            name="expert_up",
+        )
+        d = graph.activation(f"{at}.d", [pairs, config.moe_hidden], f32)
+        w, w_scale = self.expert_weight(layer, f"{at}.down", f"{source}.experts.down_proj", 1)
+        expert_matvec(
+            graph,
+            h,
+            w,
+            routes,
+            d,
+            top_k=top_k,
+            w_scale=w_scale,
+            x_per_pair=True,
+            name="expert_down",
+        )
+        y = self.activation(f"{at}.y", config.moe_hidden)
+        gain = self.gain(f"{at}.d.gain", f"{source}.experts.post_expert_norm.weight")
+        combine(
+            graph,
+            d,
+            routes,
+            y,
+            experts=config.experts,
+            top_k=top_k,
+            gain=gain,
+            eps=config.post_eps,
+        )
+        b = self.activation(f"{at}.mlp.b", config.hidden)
+        post = self.matrix(f"{at}.post.w", f"{source}.post_expert_proj")
+        matvec(graph, y, post, b, name="post_expert")
+        return b
+
+    # ---- operators -----------------------------------------------------------------------
+    def routes(self, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
+        graph, config = self.graph, self.config
+        logits = self.activation(f"{at}.router.logits", config.experts)
+        matvec(
+            graph,
+            t,
+            self.matrix(f"{at}.router.w", f"{source}.gate", dtype=f32),
+            logits,
+            norm=norm,
+            eps=config.eps,
+            scale=config.output_multiplier,
+            name="router",
+        )
+        layout = RoutesLayout(graph.rows, config.experts, config.top_k)
+        routes = graph.activation(f"{at}.routes", [layout.words], "u32")
+        route(
+            graph,
+            logits,
+            routes,
+            top_k=config.top_k,
+            bias=self.vector(f"{at}.router.bias", f"{source}.gate.e_score_correction_bias"),
+            factor=config.routed_factor,
+        )
+        return routes
+
+    def residual(
+        self,
+        y: str,
+        gate: str,
+        branch: Buffer,
+        stream: Buffer,
+        name: str,
+        gain: Buffer | None = None,
+    ) -> Buffer:
+        graph, config, source = self.graph, self.config, self.weights[f"{gate}.gate"]
+        out = self.activation(y, config.hidden)
+
+        def constant(which: int) -> NDArray[Any]:
+            return gate_constants(read.converted(source, f32), config.gate_temperature)[which]
+
+        alpha, beta = (
+            graph.weight(f"{y}.{letter}", [config.hidden], f32, partial(constant, which))
+            for which, letter in enumerate(("alpha", "beta"))
+        )
+        gated_residual(
+            graph, branch, stream, alpha, beta, out, gain=gain, eps=config.post_eps, name=name
+        )
+        return out
+
+    # ---- buffers ---------------------------------------------------------------------------
+    def activation(self, name: str, width: int) -> Buffer:
+        return self.graph.activation(name, [self.graph.rows, width], f32)
+
+    def matrix(
+        self, name: str, *tensors: str, interleaved: bool = False, dtype: DType | None = None
+    ) -> Buffer:
+        """One or more matrices, stacked by rows. Mixed dtypes are all read as float32: exact."""
+        sources = [self.weights[f"{tensor}.weight"] for tensor in tensors]
+        stored = {source.dtype.name for source in sources}
+        kind = dtype or self.weight_dtype or (sources[0].dtype if len(stored) == 1 else f32)
+        rows = sum(source.shape[0] for source in sources)
+        load = read.stack(sources, kind, interleaved=interleaved)
+        return self.graph.weight(name, [rows, sources[0].shape[1]], kind, load)
+
+    def vector(self, name: str, tensor: str) -> Buffer:
+        source = self.weights[tensor]
+        return self.graph.weight(name, source.shape, f32, read.stack([source], f32))
+
+    def gain(self, name: str, tensor: str) -> Buffer:
+        source = self.weights[tensor]
+        return self.graph.weight(name, source.shape, f32, read.one_plus(source))
+
+    def expert_weight(
+        self, layer: int, name: str, tensor: str, halves: int
+    ) -> tuple[Buffer, Buffer | None]:
+        """The matrices of all experts, and the second-level scales of nvfp4."""
+        graph, source = self.graph, self.weights[tensor]
+        if layer not in self.config.quantised:
+            dtype = self.weight_dtype or source.dtype
+            load = read.expert_rows(source, dtype, halves=halves == 2)
+            return graph.weight(f"{name}.w", source.shape, dtype, load), None
+        experts, n, half_k = source.shape
+        load = read.nvfp4_rows(source, self.weights[f"{tensor}_weight_scale"], halves=halves == 2)
+        scales = read.pair_of_scales(self.weights[f"{tensor}_weight_scale_2"])
+        w = graph.weight(f"{name}.w", [experts, n, 2 * half_k], nvfp4, load)
+        return w, graph.weight(f"{name}.scale", [experts, 2], f32, scales)
+
+    def page_table(self, window: int) -> Buffer:
+        """A slot's pages: of the whole context, or a ring that holds a window."""
+        graph = self.graph
+        per_slot = ring_pages(window, graph.rows, graph.context, self.page)
+        pages = np.arange(graph.slots * per_slot, dtype=np.uint32).reshape(graph.slots, -1)
+        name = f"page_table.window{window}" if window else "page_table"
+        return graph.state(name, [graph.slots, per_slot], "u32", source=pages)
+
+    def rope(self, theta: float) -> Buffer:
+        context, head_dim = self.graph.context, self.config.head_dim
+        name = "rope" if len(set(self.config.thetas) - {0}) == 1 else f"rope.theta{theta:g}"
+        return self.graph.weight(
+            name,
+            [context, head_dim],
+            f32,
+            lambda: read.rotary_table(read.rotary_frequencies(theta, head_dim), context),
+        )

@@ -61,8 +61,10 @@ def test_records_hold_addresses_parameters_and_streams():
     )
     plan = replace(plan, buffers=buffers, tasks=(plan.tasks[0], task, *plan.tasks[2:]))
     record = constants(plan)["records"][1]
-    assert record["addr"].tolist() == [0x10110, 0, 0x30204, 0x40000, 0, 0, 0, 0]
-    assert record["param"][:3].tolist() == [5, 0x3F000000, 0]
+    assert record["addr"][:4].tolist() == [0x10110, 0, 0x30204, 0x40000]
+    assert record["param"][:2].tolist() == [5, 0x3F000000]
+    assert not record["addr"][4:].any()
+    assert not record["param"][2:].any()
     assert (record["stream_base"], record["stream_bytes"]) == (0x10180, 64)
     assert (record["body"], record["task_index"], record["layer"]) == (3, 1, 9)
     assert record["payload_mask"] == 8

@@ -46,10 +46,12 @@ struct attention_of {
 
   struct Scratch {
     Place place[kRowsMax];
-    f32 query[kQueryRows][GROUP][D];  // rotated and scaled, of the rows at hand
-    f32 partial[1];                   // kPartialFloats an item, as many as fit
+    u32 first_page[kRowsMax][kVirtualWarps];  // of each virtual warp's first chunk
+    f32 query[kQueryRows][GROUP][D];          // rotated and scaled, of the rows at hand
+    f32 partial[1];                           // kPartialFloats an item, as many as fit
   };
-  static constexpr u32 kFixedBytes = sizeof(Place) * kRowsMax + kQueryRows * GROUP * D * 4;
+  static constexpr u32 kFixedBytes =
+      (sizeof(Place) + 4 * kVirtualWarps) * kRowsMax + kQueryRows * GROUP * D * 4;
   static constexpr u32 kItemsMax =
       (BodyContext::scratch_bytes - kFixedBytes) / (kPartialFloats * 4);
   static_assert(kItemsMax >= kVirtualWarps, "a row's partials must fit");
@@ -84,6 +86,7 @@ struct attention_of {
       scratch.place[context.thread] = {row.slot, row.position};
     }
     context.sync();
+    read_first_pages(task, context, rows);
     u32 most = 1;
     for (u32 row = 0; row < rows; ++row) {
       most = max(most, virtual_warps(scratch.place[row].position));
@@ -133,6 +136,19 @@ struct attention_of {
 
   __device__ static u32 virtual_warps(u32 position) {
     return min(kVirtualWarps, position / kChunk + 1);
+  }
+
+  // Before the polls of make_vectors, after which there is a barrier.
+  GPURT_FN static void read_first_pages(const TaskRecord& task, const BodyContext& context,
+                                        u32 rows) {
+    const Shape s = shape_of(task, context);
+    Scratch& scratch = scratch_of(context);
+    for (u32 at = context.thread; at < rows * kVirtualWarps; at += context.team_threads) {
+      const u32 row = at / kVirtualWarps, warp = at % kVirtualWarps;
+      const Place place = scratch.place[row];
+      if (warp < virtual_warps(place.position))
+        scratch.first_page[row][warp] = page_of(s, place, warp * kChunk);
+    }
   }
 
   __device__ static u32 page_of(const Shape& s, const Place& place, u32 position) {
@@ -225,14 +241,14 @@ struct attention_of {
       const Place place = scratch.place[first + row];
       if (warp >= virtual_warps(place.position)) continue;
       Partial part;
-      fold_chunks(s, place, scratch.query[row], at % kPasses * kHeads, warp, context.thread % 32,
-                  part);
+      fold_chunks(s, place, scratch.first_page[first + row][warp], scratch.query[row],
+                  at % kPasses * kHeads, warp, context.thread % 32, part);
       park(scratch.partial + item * kPartialFloats, part, context.thread % 32);
     }
   }
 
   // The chunks of one virtual warp. Ends with the same values in every group of kLanes lanes.
-  __device__ static void fold_chunks(const Shape& s, const Place& place,
+  __device__ static void fold_chunks(const Shape& s, const Place& place, u32 page,
                                      const f32 (&query)[GROUP][D], u32 head, u32 warp, u32 lane,
                                      Partial& part) {
     const u32 count = place.position + 1;
@@ -244,7 +260,6 @@ struct attention_of {
       for (u32 i = 0; i < 8; ++i) part.out[h][i] = 0;
     }
     u32 begin = warp * kChunk;
-    u32 page = page_of(s, place, begin);
 #pragma unroll 1
     while (begin < count) {
       const u32 next = begin + kVirtualWarps * kChunk;

@@ -13,7 +13,7 @@ namespace gpurt {
 
 struct sample {
   static constexpr u32 kBins = 256;
-  static constexpr u32 kLoads = 4;  // 16 bytes each
+  static constexpr u32 kLoads = 8;  // 16 bytes each
   // Coarse bins are 1/8 of a logit wide, from the largest down: they spread what a plain digit of
   // the bit pattern would put on one address.
   static constexpr f32 kBinsPerUnit = 8;
@@ -52,7 +52,6 @@ struct sample {
       const RowState& state = context.rows[context.sample_rows[j]];
       const SlotState& slot = context.slots[state.slot];
       row.logits = logits + u64(j) * row.vocab;
-      if (row.payload) arrive(row, context);
       const u64 best = largest(row, shared, context);
       const u32 column = ~static_cast<u32>(best);
       if (best >> 32 >= key_of(__uint_as_float(0x7F800000u)) || best >> 32 <= kMinusInfinityKey) {
@@ -91,27 +90,34 @@ struct sample {
     return static_cast<u64>(p * 1099511627776.0f);
   }
 
-  // Calls visit(index, logit) for this thread's share; the same share in every pass. kLoads are in
-  // flight before the first is used.
-  template <class Visit>
-  __device__ static void each(const Row& row, const BodyContext& context, Visit visit) {
+  // Calls visit(index, logit) for this thread's share; the same share in every pass. kLoads reads
+  // are in flight before the first is used. POLL: until the logits have arrived, in the first pass
+  // over a payload row; its granules are whole, and whole warps poll together.
+  template <bool POLL, class Visit>
+  GPURT_FN static void each(const Row& row, const BodyContext& context, Visit visit) {
     if (row.vocab % 4 != 0) {  // rows are not aligned to 16 bytes then
       for (u32 i = context.thread; i < row.vocab; i += context.team_threads) {
         visit(i, row.logits[i]);
       }
       return;
     }
-    const u32 fours = row.vocab / 4;
-    for (u32 base = context.thread; base < fours; base += kLoads * context.team_threads) {
+    const u32 fours = row.vocab / 4, lane = context.thread % 32;
+    for (u32 base = context.thread - lane; base < fours; base += kLoads * context.team_threads) {
       uint4 x[kLoads];
+      u32 polls = 0;
+      bool missing;
+      do {
+        missing = false;
+#pragma unroll
+        for (u32 k = 0; k < kLoads; ++k) {
+          const u32 i = min(base + lane + k * context.team_threads, fours - 1);
+          x[k] = ld_relaxed_gpu_b128(reinterpret_cast<u64>(row.logits + 4 * i));
+          missing |= is_sentinel(x[k]);
+        }
+      } while (POLL && payload_missing(missing, polls));
 #pragma unroll
       for (u32 k = 0; k < kLoads; ++k) {
-        const u32 i = min(base + k * context.team_threads, fours - 1);
-        x[k] = ld_relaxed_gpu_b128(reinterpret_cast<u64>(row.logits + 4 * i));
-      }
-#pragma unroll
-      for (u32 k = 0; k < kLoads; ++k) {
-        const u32 i = base + k * context.team_threads;
+        const u32 i = base + lane + k * context.team_threads;
         if (i >= fours) break;
         visit(4 * i, __uint_as_float(x[k].x));
         visit(4 * i + 1, __uint_as_float(x[k].y));
@@ -121,33 +127,27 @@ struct sample {
     }
   }
 
-  // Payload: polls the whole row once, converged; later passes just read. Payload rows are made of
-  // whole 32-byte granule pairs.
-  __device__ static void arrive(const Row& row, const BodyContext& context) {
-    const u32 eights = row.vocab / 8;
-    for (u32 base = context.thread / 32 * 32; base < eights; base += context.team_threads) {
-      f32 unused[8];
-      const u32 i = min(base + context.thread % 32, eights - 1);
-      load8(row.logits + 8 * i, true, context, unused);
-    }
-    context.sync();
-  }
-
   // Key and inverted index of the largest logit, known to every thread.
-  __device__ static u64 largest(const Row& row, Shared& shared, const BodyContext& context) {
+  __device__ __noinline__ static u64 largest(const Row& row, Shared& shared,
+                                             const BodyContext& context) {
     u64 best = 0;
-    each(row, context, [&](u32 i, f32 x) {
+    const auto compare = [&](u32 i, f32 x) {
       const u64 here = u64(key_of(x)) << 32 | ~i;
       best = here > best ? here : best;
-    });
+    };
+    if (row.payload) {
+      each<true>(row, context, compare);
+    } else {
+      each<false>(row, context, compare);
+    }
     return over_team(best, shared, context, [](u64 a, u64 b) { return a > b ? a : b; });
   }
 
   // Sum of probabilities with a key above `key`.
   __device__ __noinline__ static u64 sum_above(const Row& row, u32 key, Shared& shared,
-                                  const BodyContext& context) {
+                                               const BodyContext& context) {
     u64 sum = 0;
-    each(row, context, [&](u32, f32 x) { sum += key_of(x) > key ? weight_of(row, x) : 0; });
+    each<false>(row, context, [&](u32, f32 x) { sum += key_of(x) > key ? weight_of(row, x) : 0; });
     return over_team(sum, shared, context, [](u64 a, u64 b) { return a + b; });
   }
 
@@ -194,14 +194,14 @@ struct sample {
   // element weighs 1, else its probability. The sum of all must exceed `target`.
   template <bool COUNT>
   __device__ __noinline__ static Found find(const Row& row, u64 target, Shared& shared,
-                               const BodyContext& context) {
+                                            const BodyContext& context) {
     Found found{0, 0, 0};
     const f32 max = float_of(key_of(COUNT ? row.max : row.max));
     u32 coarse = 0;
     for (u32 round = 0; round < 5; ++round) {  // coarse bin, then the key's bytes from the top
       clear(shared, context);
       const u32 shift = 32 - 8 * round;
-      each(row, context, [&](u32, f32 x) {
+      each<false>(row, context, [&](u32, f32 x) {
         const u32 key = key_of(x), bin = coarse_bin(max, x);
         if (round > 0 && bin != coarse) return;
         if (round > 1 && (key ^ found.key) >> (shift + 8) != 0) return;
@@ -279,7 +279,7 @@ struct sample {
                                  const BodyContext& context) {
     if (found.equals == 0) {
       u64 first = ~u64(0);
-      each(row, context, [&](u32 i, f32 x) {
+      each<false>(row, context, [&](u32 i, f32 x) {
         if (key_of(x) == found.key && i < first) first = i;
       });
       return static_cast<u32>(
@@ -290,7 +290,7 @@ struct sample {
     for (u32 round = 0; round < 3; ++round) {  // bytes of the index; 255 - byte: ascending
       clear(shared, context);
       const u32 shift = 16 - 8 * round;
-      each(row, context, [&](u32 i, f32 x) {
+      each<false>(row, context, [&](u32 i, f32 x) {
         if (key_of(x) != found.key || (round > 0 && (i ^ index) >> (shift + 8) != 0)) return;
         add(shared, 255 - (i >> shift & 255), 1);
       });

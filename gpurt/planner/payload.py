@@ -25,6 +25,7 @@ Edges = Literal["counter", "payload", "auto"]
 EDGES: tuple[Edges, ...] = ("counter", "payload", "auto")
 
 AUTO_BYTES = 256 << 10  # `auto` takes smaller buffers: the re-arm moves as many bytes again
+GRANULES_BYTES = 32  # bodies poll and store rows by pairs of 16-byte granules
 REARM_BYTES_MIN = 16 << 10  # a smaller fill is not worth a task of its own
 _DTYPES = ("f32", "bf16")  # those whose all-ones pattern is a NaN that bodies never store
 
@@ -45,6 +46,8 @@ def choose(graph: Graph, target: Target, policies: Sequence[Policy], edges: Edge
         if buffer.role != "activation" or buffer.dtype.name not in _DTYPES:
             continue
         if edges == "auto" and buffer.size_bytes > AUTO_BYTES:
+            continue
+        if buffer.dtype.row_bytes(buffer.shape[-1]) % GRANULES_BYTES:
             continue
         # `ready` needs a last dependency that somebody counts, so its edges stay counters.
         if all(op.body.payload and policies[op.index] != "ready" for op in ops) and _written_once(

@@ -94,7 +94,7 @@ def test_only_types_with_a_sentinel_can_be_payload(dtype, found):
 def test_auto_leaves_large_buffers_on_counters():
     graph = Graph("sizes", rows=1)
     source = graph.input("in", [1, 16], "f32")
-    for name, width in (("small", AUTO_BYTES // 4), ("large", AUTO_BYTES // 4 + 1)):
+    for name, width in (("small", AUTO_BYTES // 4), ("large", AUTO_BYTES // 4 + 8)):
         x = graph.activation(name, [1, width], "f32")
         graph.op(POLLING, {"x": source, "y": x}, tiles=4, halo=-1)
     assert polled(plan(graph, CUDA, edges="auto")) == ["small"]
@@ -120,3 +120,12 @@ def test_user_bodies_are_never_payload():
     graph.task(f, reads=[], writes=[x])
     graph.task(f, reads=[x], writes=[graph.output("y", [4], "f32")])
     assert not polled(plan(graph, CUDA, edges="payload"))
+
+
+def test_a_row_that_is_not_whole_granules_is_no_payload():
+    graph = Graph("odd", rows=2)
+    x = graph.activation("x", [2, 12], "f32")
+    y = graph.output("y", [2, 12], "f32")
+    graph.op(POLLING, {"x": graph.input("in", [2, 12], "f32"), "y": x}, tiles=4, halo=-1)
+    graph.op(POLLING, {"x": x, "y": y}, tiles=4, halo=-1)
+    assert polled(plan(graph, CUDA, edges="payload")) == []

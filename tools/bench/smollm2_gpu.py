@@ -26,6 +26,7 @@ from gpurt.graphs.llama import LlamaConfig, build, rope_table
 from gpurt.graphs.ops.dtypes import to_bf16, to_float32
 from gpurt.loaders import WeightSource, load_model
 from gpurt.runtime import Runtime
+from gpurt.trace import analysis
 
 SMOLLM2 = LlamaConfig(
     architecture="llama",
@@ -269,27 +270,25 @@ def main() -> int:
 
 
 def request_shape(runtime: Runtime, graph: Any, prompt: list[int], count: int) -> dict[str, Any]:
-    """Step times of one request, from the trace's summaries: of short and of long positions; and
-    the median run of each operator's tasks in its last steps, in microseconds.
+    """Step times at short and long positions; what each operator adds to a late step's critical
+    path, and its tasks' median run, in microseconds.
     """
     request = runtime.submit(graph, prompt, max_tokens=count, ignore_eos=True)
     request.result()
-    session = runtime._find(graph)
-    assert session is not None
-    raw = session.executor.raw_trace()
-    steps = raw.summaries[-count:]
-    spans_us = (steps["end_ns"] - steps["begin_ns"]).astype(np.float64) / 1e3
-    last = np.concatenate([s[s["step"] > int(steps["step"][-1]) - 8] for s in raw.spans])
-    names = np.array([session.plan.operators[t.op].name for t in session.plan.tasks])
-    of_task = names[last["task"]]
-    runs = {
-        str(name): round(float(np.median(last["run"][of_task == name])) * raw.tick_ns / 1e3, 2)
-        for name in np.unique(of_task)
-    }
+    trace = request.trace()
+    times = analysis.step_times_us(trace, "decode")
+    path = analysis.critical_path(trace, analysis.typical_step(trace))
+    ends = analysis.end_ns(path).astype(np.int64)
+    keys = [analysis.operator_key(trace.operators[int(s["op"])].path, trace.name) for s in path]
+    added: dict[str, float] = {}
+    for key, gained in zip(keys[1:], np.diff(ends) / 1e3, strict=True):
+        added[key] = round(added.get(key, 0.0) + float(gained), 1)
+    rows = analysis.operators(trace)
     return {
-        "step_us_first": float(np.median(spans_us[2:34])),
-        "step_us_last": float(np.median(spans_us[-32:])),
-        "run_us": runs,
+        "step_us_first": float(np.median(times[:32])),
+        "step_us_last": float(np.median(times[-32:])),
+        "path_us": dict(sorted(added.items(), key=lambda item: -item[1])),
+        "task_us": {row.name: round(row.task_us, 2) for row in rows},
     }
 
 

@@ -4,7 +4,10 @@ The reference runs the DEQUANTISED weights of the GGUF file, so nothing differs 
 sums. For every position it keeps the largest logits with their ids, so that a test can tell a wrong
 token from a near tie, and can check logits without torch.
 
-  python tools/reference_tokens.py [--tokens 64] [--out FILE]
+  python tools/reference_tokens.py [--tokens 64] [--round bf16] [--out FILE]
+
+With --round bf16 every matrix is rounded to bfloat16 first, as the GPU holds it; that is
+tests/models/smollm2_bf16_reference.json.
 """
 
 from __future__ import annotations
@@ -44,10 +47,18 @@ TOP = 5
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--out", type=Path, default=ROOT / "tests/models/smollm2_reference.json")
+    parser.add_argument("--round", choices=["bf16"])
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    infix = f"_{options.round}" if options.round else ""
+    out = options.out or ROOT / f"tests/models/smollm2{infix}_reference.json"
     model = load_model("smollm2")
     reference = transformers_model(model)
+    if options.round:
+        with torch.no_grad():
+            for parameter in reference.parameters():
+                if parameter.ndim == 2:  # norms stay float32
+                    parameter.copy_(parameter.bfloat16().float())
     prompts = [(text, model.tokenizer.encode(text)) for text in PLAIN]
     for text in CHAT:
         ids = model.chat.encode(model.tokenizer, [{"role": "user", "content": text}])
@@ -60,7 +71,7 @@ def main() -> None:
         cases.append({"text": text, "prompt": ids} | greedy(reference, ids, options.tokens))
         print(f"{len(ids)} + {options.tokens} tokens, {min(cases[-1]['margins']):.4f} least margin")
     lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
-    options.out.write_text(f'{{"model": "smollm2", "cases": [\n{lines}\n]}}\n', encoding="utf-8")
+    out.write_text(f'{{"model": "smollm2", "cases": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def greedy(reference, ids, count):

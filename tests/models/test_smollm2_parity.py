@@ -19,7 +19,9 @@ from tests.helpers.parity import compare
 
 pytestmark = pytest.mark.timeout(300)
 
-CASES = json.loads((Path(__file__).parent / "smollm2_reference.json").read_text())["cases"]
+HERE = Path(__file__).parent
+CASES = json.loads((HERE / "smollm2_reference.json").read_text())["cases"]
+BF16_CASES = json.loads((HERE / "smollm2_bf16_reference.json").read_text())["cases"]
 LEAST_MARGIN = 0.02  # of the reference's top two logits: below it, order of sums may decide
 TOKENS = 64
 
@@ -69,6 +71,16 @@ def test_teacher_forced_logits_are_within_a_thousandth(runtime, graph, position)
         for index, value in case["top"][position]:
             error = abs(float(logits[index]) - value) / case["scales"][position]
             assert error < 1e-3, f"{case['text']!r} token {index}: {logits[index]} != {value}"
+
+
+def test_weights_rounded_to_bf16_equal_transformers_on_the_same(model):
+    graph = build(model.config, model.weights, context=256, weight_dtype="bf16")
+    with Runtime(device="host", workers=2) as runtime:
+        for case in BF16_CASES[:3]:
+            report = compare(
+                generate(runtime, graph, case["prompt"]), case["tokens"], case["margins"]
+            )
+            assert report.holds(LEAST_MARGIN), f"{case['text']!r}: {report}"
 
 
 def test_prefill_of_one_row_a_step_gives_the_same_tokens(model):

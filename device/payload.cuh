@@ -14,40 +14,30 @@ GPURT_FN bool is_sentinel(const uint4& granule) {
   return granule.x == kPayloadSentinel;
 }
 
-GPURT_FN WaitInfo payload_wait_info(u32 turn) {
-  return {kFaultPayloadTimeout, turn, 0, 0, 0};
-}
-
-// Whether a converged poll goes on: some lane's data is missing and nobody gave up. One lane looks
-// at abort and clock; the warp follows it.
-GPURT_FN bool payload_missing(bool missing, u32& polls, u64& begin_ns, u32 turn) {
+// Whether a converged poll goes on: some lane's data is missing and the block does not leave.
+GPURT_FN bool payload_missing(bool missing, u32& polls) {
   if (!__any_sync(~0u, missing)) return false;
-  if (!is_look(++polls)) return true;
-  const bool ends = threadIdx.x % 32 == 0 && look(begin_ns, payload_wait_info(turn));
-  return !__any_sync(~0u, ends);
+  return !is_look(++polls) || !__any_sync(~0u, is_leaving());
 }
 
 // A granule at `address`, polled if `payload`. All lanes of a warp, converged; a lane that needs
 // nothing passes any address that never holds the sentinel, or `payload` false.
 GPURT_FN uint4 load_granule(u64 address, bool payload, const BodyContext& context) {
+  (void)context;
   uint4 v = ld_relaxed_gpu_b128(address);
-  u32 polls = 0;
-  u64 begin_ns = 0;
-  while (payload_missing(payload && is_sentinel(v), polls, begin_ns, context.turn)) {
+  for (u32 polls = 0; payload_missing(payload && is_sentinel(v), polls);)
     v = ld_relaxed_gpu_b128(address);
-  }
   return v;
 }
 
 // Two neighbours at once: their round trips overlap.
 GPURT_FN void load_granules(u64 address, bool payload, const BodyContext& context, uint4& first,
                             uint4& second) {
+  (void)context;
   first = ld_relaxed_gpu_b128(address);
   second = ld_relaxed_gpu_b128(address + 16);
-  u32 polls = 0;
-  u64 begin_ns = 0;
-  while (payload_missing(payload && (is_sentinel(first) || is_sentinel(second)), polls, begin_ns,
-                         context.turn)) {
+  for (u32 polls = 0;
+       payload_missing(payload && (is_sentinel(first) || is_sentinel(second)), polls);) {
     first = ld_relaxed_gpu_b128(address);
     second = ld_relaxed_gpu_b128(address + 16);
   }

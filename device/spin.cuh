@@ -1,10 +1,11 @@
-// Spins: every wait ends by what it waits for, by the abort flag, or by its time-out.
+// Spins: every wait ends by what it waits for, or because the block leaves.
 //
-// A spin polls its edge alone and comes here on each 64th poll. Who times out leaves a note, the
-// block's loader makes it a Fault and raises the abort flag; from then on every wait of the kernel
-// ends at its next look, so tasks run to their ends on meaningless data, meet all barriers, and the
-// block leaves by its slots (stream.cuh). The state of a wait is passed by value: a start time whose address is taken lies in
-// local memory, and one such store an iteration cost the stream 25 %.
+// A spin polls its edge alone and looks at the block's `leaving` word on each 64th poll: one load of
+// shared memory. Abort, exit and time-outs are watched by the block's loader (scheduler/loader.cuh),
+// which has nothing better to do when its team makes no progress. So a hot loop holds neither clock
+// nor fault: written out in every wait they tripled its code, and the loop fell out of the
+// instruction cache. Once `leaving` is set, tasks run to their ends on meaningless data, meet all
+// barriers, and the block leaves by its slots (stream.cuh).
 #pragma once
 #include "bodies/context.cuh"
 #include "counter.hpp"
@@ -13,77 +14,41 @@ namespace gpurt {
 
 constexpr u32 kPollsPerLook = 64;
 
-// The edge a wait is for. `turn` finds the task's slot.
-struct WaitInfo {
-  u32 kind;  // FaultKind if it times out
-  u32 turn;
-  u32 counter;
-  u64 seen;
-  u64 needed;
-};
-
-// The first fault of a block stays in shared memory, and the block leaves; its loader passes the
-// fault on. So a hot loop holds no call, around which it would have to save its registers.
-GPURT_FN void note_fault(const WaitInfo& info, u64 waited_ns, u32 detail0, u32 detail1,
-                         u32 detail2) {
-  FaultNote& note = shared().fault;
-  if (atomicExch(&note.is_claimed, 1u) == 0) {
-    note.turn = info.turn;
-    note.counter = info.counter;
-    note.seen = info.seen;
-    note.needed = info.needed;
-    note.waited_ns = waited_ns;
-    note.detail[0] = detail0;
-    note.detail[1] = detail1;
-    note.detail[2] = detail2;
-    __threadfence_block();
-    *const_cast<volatile u32*>(&note.kind) = info.kind;
-    set_leaving();
-  }
-}
-
-__device__ __noinline__ void report_fault(const BodyContext& context, const TaskRecord& task,
-                                          u32 kind, u32 detail0, u32 detail1, u32 detail2) {
-  (void)task;
-  note_fault({kind, context.turn, 0, 0, 0}, 0, detail0, detail1, detail2);
-}
-
-// Read where it stands: a volatile access keeps the compiler from loading it ahead of a loop that
-// hardly ever comes here, into registers that the loop needs.
-template <class T>
-GPURT_FN T cold(const T& word) {
-  return *const_cast<const volatile T*>(&word);
-}
-
-// Whether a wait must end though it is not met. `begin_ns` is 0 before the wait's first look.
-GPURT_FN bool look(u64& begin_ns, const WaitInfo& info) {
-  if (is_leaving()) return true;
-  if (load_relaxed(&at<const DeviceControl>(cold(gpurt_program.device_control))->abort) != 0) {
-    set_leaving();
-    return true;
-  }
-  const u64 now = clock_ns();
-  if (begin_ns == 0) begin_ns = now;
-  if (now - begin_ns <= cold(gpurt_program.wait_timeout_ns)) return false;
-  note_fault(info, now - begin_ns, 0, 0, 0);
-  return true;
-}
-
 GPURT_FN bool is_look(u32 polls) {
   return polls % kPollsPerLook == 0;
 }
 
+// After an unmet poll, by any lanes. Whether the wait must end though it is not met.
+GPURT_FN bool must_end(u32& polls) {
+  return is_look(++polls) && is_leaving();
+}
+
 // One thread. False: the wait was given up.
-GPURT_FN bool wait_counter(const Wait& wait, u32 turn, u64 step) {
+GPURT_FN bool wait_counter(const Wait& wait, u64 step) {
   const u64* counter = counter_address(gpurt_program, wait.counter);
   const u64 target = counter_target(gpurt_program, wait, step);
-  u64 begin_ns = 0;
-  for (u32 polls = 1;; ++polls) {
-    const u64 seen = load_acquire(counter);
-    if (seen >= target) return true;
-    if (!is_look(polls)) continue;
-    if (look(begin_ns, {kFaultEdgeTimeout, turn, wait.counter, seen, target})) return false;
+  for (u32 polls = 0; load_acquire(counter) < target;) {
+    if (must_end(polls)) return false;
   }
+  return true;
+}
+
+// scheduler/controller.hpp: the first fault of a launch is kept, and raises the abort flag.
+GPURT_FN void raise_fault(const Program& program, const Fault& fault);
+
+// Out of line and cold.
+__device__ __noinline__ void report_fault(const BodyContext& context, const TaskRecord& task,
+                                          u32 kind, u32 detail0, u32 detail1, u32 detail2) {
+  Fault fault = {};
+  fault.kind = kind;
+  fault.worker = blockIdx.x;
+  fault.task = task.task_index;
+  fault.step = context.step_index;
+  fault.detail[0] = detail0;
+  fault.detail[1] = detail1;
+  fault.detail[2] = detail2;
+  raise_fault(gpurt_program, fault);
+  set_leaving();
 }
 
 }  // namespace gpurt

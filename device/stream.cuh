@@ -36,14 +36,12 @@ GPURT_FN Slot& slot_of(u32 turn) {
 
 // Every lane waits itself: one instruction a warp, and each lane acquires the copy's bytes.
 // Returns the cycles spent if the stage was not there at once.
-GPURT_FN u32 wait_stage(const StageCursor& cursor, u32 turn) {
+GPURT_FN u32 wait_stage(const StageCursor& cursor) {
   const u32 full = shared_address(&shared().stage_full[cursor.stage]);
   if (mbarrier_try_wait(full, cursor.parity)) return 0;
   const u32 begin = clock_cycles_low();
-  u64 begin_ns = 0;
-  for (u32 polls = 1; !mbarrier_try_wait(full, cursor.parity); ++polls) {
-    if (!is_look(polls)) continue;
-    if (look(begin_ns, {kFaultStreamTimeout, turn, 0, 0, 0})) break;
+  for (u32 polls = 0; !mbarrier_try_wait(full, cursor.parity);) {
+    if (must_end(polls)) break;
   }
   return clock_cycles_low() - begin;
 }

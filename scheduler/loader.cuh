@@ -118,29 +118,9 @@ struct Loader {
     return load_relaxed(&control->abort) != 0 || load_relaxed(&control->exit) != 0;
   }
 
-  // What a wait of this block noted (spin.cuh), for the host.
-  __device__ static void pass_on_fault() {
-    const FaultNote& note = shared().fault;
-    if (*const_cast<const volatile u32*>(&note.kind) == kFaultNone) return;
-    __threadfence_block();  // pairs with the note's: its kind is written last
-    const Slot& slot = slot_of(note.turn);
-    Fault fault = {};
-    fault.kind = note.kind;
-    fault.worker = blockIdx.x;
-    fault.task = slot.record.task_index;
-    fault.counter = note.counter;
-    fault.step = slot.step;
-    fault.seen = note.seen;
-    fault.needed = note.needed;
-    fault.waited_ns = note.waited_ns;
-    for (u32 i = 0; i < 3; ++i) fault.detail[i] = note.detail[i];
-    raise_fault(gpurt_program, fault);
-  }
-
   // The team drains its slots, then finds the last one. Copies under way land before the block
   // may end.
   __device__ void leave() {
-    pass_on_fault();
     set_leaving();
     const u32 empty = shared_address(&shared().slot_empty[fetched % kSlotCount]);
     while (!mbarrier_try_wait(empty, slot_parity(fetched) ^ 1)) {
@@ -160,59 +140,93 @@ struct Loader {
   }
 };
 
-// Names the first task of the segment that lacks an edge: a slot belongs to no task yet.
-__device__ __noinline__ void report_empty_slot(const TaskSource& source, u64 waited_ns) {
-  const Program& program = gpurt_program;
-  Fault fault = {};
-  fault.kind = kFaultQueueTimeout;
-  fault.worker = blockIdx.x;
-  fault.task = source.begin;
-  fault.step = source.step;
-  fault.waited_ns = waited_ns;
-  bool found = false;
-  for (u32 task = source.begin; task < source.end && !found; ++task) {
-    const TaskRecord& record = at<const TaskRecord>(program.records)[task];
-    for (u32 i = 0; i < record.wait_count && !found; ++i) {
-      fault.seen = load_acquire(counter_address(program, record.wait[i].counter));
-      fault.needed = counter_target(program, record.wait[i], source.step);
-      found = fault.seen < fault.needed;
-      fault.task = task;
-      fault.counter = record.wait[i].counter;
-    }
-  }
-  raise_fault(program, fault);
-}
+// Watches the team and the queue: no progress for wait_timeout_ns is a Fault. The clock stands while
+// the team waits for a step to open: the time between two steps is the host's.
+struct Watch {
+  u64 since_ns;
+  u32 freed;
 
-// Whether this block has waited too long for a `ready` slot of an open step, with nothing else in
-// its hands. `begin_ns` is 0 after any progress.
-__device__ inline bool is_starved(const Loader& loader, u64& begin_ns) {
-  const DeviceControl* control = at<const DeviceControl>(gpurt_program.device_control);
-  const TaskSource& source = loader.source;
-  const u64 now = clock_ns();
-  if (source.policy != kPolicyReady || loader.freed != loader.fetched ||
-      load_acquire(&control->steps_open) <= source.step || begin_ns == 0) {
-    begin_ns = now;
+  // Whether the launch must end. Called while the loader can do nothing.
+  __device__ bool look(const Loader& loader) {
+    if (Loader::must_leave()) return true;
+    const bool holds_none = loader.freed == loader.fetched;
+    const TaskSource& source = loader.source;
+    const u64 step = holds_none ? source.step : slot_of(loader.freed).step;
+    const u64 now = clock_ns();
+    const bool may_wait = holds_none && source.policy != kPolicyReady;
+    if (may_wait || loader.freed != freed || since_ns == 0 || !is_open(step)) {
+      freed = loader.freed;
+      since_ns = now;
+      return false;
+    }
+    if (now - since_ns <= gpurt_program.wait_timeout_ns) return false;
+    if (holds_none) {
+      report_empty_slot(source, now - since_ns);
+    } else {
+      report_stuck_task(slot_of(freed), now - since_ns);
+    }
+    return true;
+  }
+
+ private:
+  __device__ static bool is_open(u64 step) {
+    return load_acquire(&at<const DeviceControl>(gpurt_program.device_control)->steps_open) > step;
+  }
+
+  __device__ static Fault fault_of(u32 kind, u32 task, u64 step, u64 waited_ns) {
+    Fault fault = {};
+    fault.kind = kind;
+    fault.worker = blockIdx.x;
+    fault.task = task;
+    fault.step = step;
+    fault.waited_ns = waited_ns;
+    return fault;
+  }
+
+  // Whether the task lacks a counter edge; then the fault names it.
+  __device__ static bool find_edge(const TaskRecord& record, u64 step, Fault& fault) {
+    for (u32 i = 0; i < record.wait_count; ++i) {
+      fault.seen = load_acquire(counter_address(gpurt_program, record.wait[i].counter));
+      fault.needed = counter_target(gpurt_program, record.wait[i], step);
+      fault.counter = record.wait[i].counter;
+      if (fault.seen < fault.needed) return true;
+    }
+    fault.seen = fault.needed = fault.counter = 0;
     return false;
   }
-  if (now - begin_ns <= gpurt_program.wait_timeout_ns) return false;
-  report_empty_slot(source, now - begin_ns);
-  return true;
-}
+
+  // The task in the team's hands: what it waits for follows from its record.
+  __device__ static __noinline__ void report_stuck_task(const Slot& slot, u64 waited_ns) {
+    const TaskRecord& record = slot.record;
+    const u32 kind = record.payload_mask != 0 ? kFaultPayloadTimeout : kFaultStreamTimeout;
+    Fault fault = fault_of(kind, record.task_index, slot.step, waited_ns);
+    if (find_edge(record, slot.step, fault)) fault.kind = kFaultEdgeTimeout;
+    raise_fault(gpurt_program, fault);
+  }
+
+  // A `ready` slot that nobody fills belongs to no task yet: names the first one that lacks an edge.
+  __device__ static __noinline__ void report_empty_slot(const TaskSource& source, u64 waited_ns) {
+    Fault fault = fault_of(kFaultQueueTimeout, source.begin, source.step, waited_ns);
+    for (u32 task = source.begin; task < source.end; ++task) {
+      fault.task = task;
+      const TaskRecord& record = at<const TaskRecord>(gpurt_program.records)[task];
+      if (find_edge(record, source.step, fault)) break;
+    }
+    raise_fault(gpurt_program, fault);
+  }
+};
 
 __device__ __noinline__ void run_loader() {
   if (threadIdx.x % 32 != 0) return;
   add_acq_rel(&at<DeviceControl>(gpurt_program.device_control)->workers_in, 1);
   Loader loader;
   loader.start();
-  u64 begin_ns = 0;
+  Watch watch = {0, 0};
   for (u32 polls = 1; !is_leaving();) {
     const bool fetched = loader.fetch();
-    if (loader.stream() || fetched) {
-      begin_ns = 0;
-      continue;
-    }
+    if (loader.stream() || fetched) continue;
     loader.rest();
-    if (is_look(polls++) && (Loader::must_leave() || is_starved(loader, begin_ns))) break;
+    if (is_look(polls++) && watch.look(loader)) break;
   }
   loader.leave();
 }

@@ -54,8 +54,6 @@ GPURT_FN void init_shared() {
     mbarrier_init(shared_address(&memory.slot_empty[i]), 1);
   }
   memory.leaving = 0;
-  memory.fault.is_claimed = 0;
-  memory.fault.kind = kFaultNone;
   memory.rows = 0;
   memory.sample_count = 0;
   fence_mbarrier_init();

@@ -42,12 +42,8 @@ GPURT_FN u32 pack_cursor(const StageCursor& cursor, u32 half) {
 // is the host's. False: the kernel ends.
 GPURT_FN bool pass_gate(u64 step) {
   const DeviceControl* control = at<const DeviceControl>(gpurt_program.device_control);
-  for (u32 polls = 1; load_acquire(&control->steps_open) <= step; ++polls) {
-    if (!is_look(polls)) continue;
-    if (is_leaving() || load_relaxed(&control->abort) != 0 || load_relaxed(&control->exit) != 0) {
-      set_leaving();
-      return false;
-    }
+  for (u32 polls = 0; load_acquire(&control->steps_open) <= step;) {
+    if (must_end(polls)) return false;
   }
   const StepState* state = step_state(gpurt_program);
   shared().rows = state->rows;
@@ -57,10 +53,10 @@ GPURT_FN bool pass_gate(u64 step) {
 
 // All edges of a slot's task, by the first thread of the team. A task under `ready` has waits too:
 // they are met, since it was pushed by who met the last one.
-GPURT_FN void pass_edges(Slot& slot, u32 turn, bool new_step) {
+GPURT_FN void pass_edges(Slot& slot, bool new_step) {
   bool passed = !new_step || pass_gate(slot.step);
   for (u32 i = 0; passed && i < slot.record.wait_count; ++i)
-    passed = wait_counter(slot.record.wait[i], turn, slot.step);
+    passed = wait_counter(slot.record.wait[i], slot.step);
   if (!passed) slot.kind = kSlotSkip;
 }
 
@@ -69,7 +65,7 @@ GPURT_FN bool enter_slot(u32 turn, bool new_step, bool syncs) {
   Slot& slot = slot_of(turn);
   trace_begin(turn);
   if (!new_step && slot.record.wait_count == 0 && !syncs) return true;
-  if (threadIdx.x == 0) pass_edges(slot, turn, new_step);
+  if (threadIdx.x == 0) pass_edges(slot, new_step);
   team_sync();
   trace_met(turn);
   return slot.kind == kSlotTask;
@@ -134,7 +130,6 @@ __device__ __noinline__ void run_cold(u32 turn) {
                               shared().scratch,
                               blockIdx.x,
                               threadIdx.x,
-                              turn,
                               slot.step};
     Bodies::run_cold(slot.record, context);
   }

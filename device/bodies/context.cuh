@@ -28,7 +28,6 @@ struct BodyContext {
   u8* scratch;               // shared memory of this team, 128-byte aligned
   u32 worker;
   u32 thread;  // of the team, from 0
-  u32 turn;    // finds the task's slot, for faults
   u64 step_index;
   static constexpr u32 scratch_bytes = kScratchBytes;
   static constexpr u32 team_threads = kTeamThreads;

@@ -46,8 +46,8 @@ struct matvec : MatvecTask {
 
   // ---- a team of 16 warps: one virtual warp each -------------------------------------------------
   // This warp's unit of the next stage, into registers; the stage is then the loader's again.
-  GPURT_FN static void take_unit(u32 turn, StageCursor& cursor, uint4 (&unit)[4], u32& stall) {
-    stall += wait_stage(cursor, turn);
+  GPURT_FN static void take_unit(StageCursor& cursor, uint4 (&unit)[4], u32& stall) {
+    stall += wait_stage(cursor);
     read_unit(shared_address(shared().ring[cursor.stage]) + threadIdx.x / 32 * kUnitBytes, unit);
     release_stage(cursor);
     cursor.advance();
@@ -72,11 +72,11 @@ struct matvec : MatvecTask {
       uint4 unit[4];
       u32 pair[TILES][8];
       // A stage is released before its task's input is there where registers allow it.
-      if constexpr (X == kBf16) take_unit(turn, cursor, unit, stall);
-      if ((s.flags & kXPayload) != 0) x.wait(turn);
+      if constexpr (X == kBf16) take_unit(cursor, unit, stall);
+      if ((s.flags & kXPayload) != 0) x.wait();
 #pragma unroll
       for (u32 t = 0; t < TILES; ++t) x.convert(t, s.norm, pair[t], squares[t]);
-      if constexpr (X != kBf16) take_unit(turn, cursor, unit, stall);
+      if constexpr (X != kBf16) take_unit(cursor, unit, stall);
       // What lies behind a short stage is of an earlier copy: any bits, NaN too.
       if (chunk < s.chunks) {
 #pragma unroll
@@ -123,9 +123,9 @@ struct matvec : MatvecTask {
     start(x, slot_of(turn), s, 0);
     u32 stall = 0;
     for (u32 begin = 0; begin < s.chunks; begin += groups) {
-      stall += wait_stage(cursor, turn);
+      stall += wait_stage(cursor);
       for (u32 group = 0; group < groups && begin + group < s.chunks; ++group) {
-        multiply_group<X>(s, single, x, cursor.stage, group, turn);
+        multiply_group<X>(s, single, x, cursor.stage, group);
         x.advance(1);
       }
       if (begin == 0 && (s.flags & kXPayload) != 0) trace_met(turn);
@@ -138,11 +138,11 @@ struct matvec : MatvecTask {
 
   template <u32 X>
   GPURT_FN static void multiply_group(const Shape& s, Single& single, MatvecActivations<X, 2>& x,
-                                      u32 stage, u32 group, u32 turn) {
+                                      u32 stage, u32 group) {
     const u32 lane = threadIdx.x % 32;
     u32 pair[2][8];
     x.load();
-    if ((s.flags & kXPayload) != 0) x.wait(turn);
+    if ((s.flags & kXPayload) != 0) x.wait();
 #pragma unroll
     for (u32 t = 0; t < 2; ++t)
       x.convert(t, s.norm, pair[t], single.squares[t][group][lane]);

@@ -64,15 +64,8 @@ struct MatvecActivations {
   }
 
   // Payload: until all of the chunk is there. Converged.
-  GPURT_FN void wait(u32 turn) {
-    u32 polls = 0;
-    u64 begin_ns = 0;
-    while (__any_sync(~0u, missing())) {
-      load();
-      if (!is_look(++polls)) continue;
-      const bool ends = threadIdx.x % 32 == 0 && look(begin_ns, payload_wait_info(turn));
-      if (__any_sync(~0u, ends)) return;
-    }
+  GPURT_FN void wait() {
+    for (u32 polls = 0; payload_missing(missing(), polls);) load();
   }
 
   // To bf16 pairs in mma order: pair[2j], pair[2j + 1] are B of mma j. `norm`: address of the norm

@@ -169,11 +169,9 @@ struct MatvecTask {
     }
   }
 
-  GPURT_FN static f32 residual_of(const Shape& s, Output& o, u32 turn) {
+  GPURT_FN static f32 residual_of(const Shape& s, Output& o) {
     if ((s.flags & kResidualPayload) == 0) return __uint_as_float(o.held.x);
-    u32 polls = 0;
-    u64 begin_ns = 0;
-    while (payload_missing(is_sentinel(o.held), polls, begin_ns, turn)) load_residual(s, o);
+    for (u32 polls = 0; payload_missing(is_sentinel(o.held), polls);) load_residual(s, o);
     const uint4& v = o.held;
     const u32 word = o.bits >> kWordShift & 3;
     return __uint_as_float(word == 0 ? v.x : word == 1 ? v.y : word == 2 ? v.z : v.w);
@@ -215,7 +213,7 @@ struct MatvecTask {
       const f32 up = __shfl_down_sync(~0u, value, 1);
       value = __fmul_rn(__fdividef(value, __fadd_rn(1.0f, __expf(-value))), up);
     }
-    if ((s.flags & kHasResidual) != 0) value = __fadd_rn(value, residual_of(s, o, turn));
+    if ((s.flags & kHasResidual) != 0) value = __fadd_rn(value, residual_of(s, o));
     store(s, o, value);
   }
 

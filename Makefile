@@ -49,7 +49,7 @@ native: build/dev.stamp  ## build gpurt/_native in place, for work in the checko
 	  -Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)" >build/native.log 2>&1 \
 	  || { cat build/native.log; exit 1; }
 	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/native -j 2
-	@cp build/native/_native*.so gpurt/
+	@install -m 755 build/native/_native*.so gpurt/
 
 test: native  ## every test that needs no GPU
 	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)

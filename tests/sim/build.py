@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,10 +62,13 @@ def compile_and_link(
             return program
         for old in BUILD.glob(f"{name}-*"):
             old.unlink()
-        objects = []
-        for source, *own in sources:
-            objects.append(str(BUILD / f"{name}.{Path(source).stem}.o"))
-            run([compiler(), *flags, *own, "-c", str(SIM / source), "-o", objects[-1]])
+        objects = [str(BUILD / f"{name}.{Path(source).stem}.o") for source, *_ in sources]
+        commands = [
+            [compiler(), *flags, *own, "-c", str(SIM / source), "-o", target]
+            for (source, *own), target in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            list(pool.map(run, commands))
         partial = program.with_suffix(".partial")
         run([compiler(), *objects, *link, "-o", str(partial)])
         partial.rename(program)

@@ -3,8 +3,8 @@
 //   0                      ring      kStageCount stages of 32 KB, filled by bulk copies
 //   + kStageCount * 32 KB  scratch   32 KB for bodies: partial sums, attention's pages (64 KB for
 //                                    a team of 1)
-//   + 32 KB                slots     8 task records and the times of their runs, 256 bytes each
-//   + 2 KB                 barriers  stage full/empty, slot full/done/empty, 8 bytes each
+//   + 32 KB                slots     8 task records and the times of their runs, 288 bytes each
+//   + 2.25 KB              barriers  stage full/empty, slot full/done/empty, 8 bytes each
 //   ...                    words     leaving, and what the step's gate brought
 //
 // kTeamWarps and kStageCount come from the generated bodies.gen.cuh: the host derives the stage
@@ -43,19 +43,7 @@ struct alignas(16) Slot {
   u32 stall;  // cycles spent waiting for the weight stream
   u32 kind;   // SlotKind
 };
-static_assert(sizeof(Slot) == 240);
-
-// What the first wait of this block that timed out was for. FaultKind and Fault say what each is.
-struct FaultNote {
-  u32 is_claimed;
-  u32 kind;  // written last
-  u32 turn;
-  u32 counter;
-  u64 seen;
-  u64 needed;
-  u64 waited_ns;
-  u32 detail[3];
-};
+static_assert(sizeof(Slot) == 288);
 
 struct SharedMemory {
   u8 ring[kStageCount][kStageBytes];
@@ -66,7 +54,6 @@ struct SharedMemory {
   u64 slot_full[kSlotCount];     // 2 arrivals: the loader, and its copies when they land
   u64 slot_done[kSlotCount];     // kTeamWarps arrivals
   u64 slot_empty[kSlotCount];    // 1 arrival (the storer)
-  FaultNote fault;
   u32 leaving;                   // 1: every wait in this block ends; set once
   u32 rows;                      // StepState::rows of the step whose gate the team passed
   u32 sample_count;

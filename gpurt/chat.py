@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from gpurt.errors import BoundError, GpurtError
 from gpurt.reply import Reply
-from gpurt.serving import DEFAULT_MAX_TOKENS, encode_chat
+from gpurt.serving import DEFAULT_MAX_TOKENS, channels_of, encode_chat
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph
@@ -104,12 +104,13 @@ class Chat:
         self._messages.append({"role": "user", "content": text})
         try:
             self._last = self._submit()
-            reply = Reply(self._last, self._model.tokenizer, self._options.stops)
+            model = self._model
+            reply = Reply(self._last, model.tokenizer, self._options.stops, channels_of(model))
             stopped = self._stream(reply)
         except GpurtError:
             self._forget_unanswered()
             raise
-        self._messages.append({"role": "assistant", "content": reply.text})
+        self._messages.append({"role": "assistant", "content": reply.answer})
         self._say(" (stopped)" if stopped else "")
 
     def _forget_unanswered(self) -> None:

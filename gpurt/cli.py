@@ -114,7 +114,7 @@ def run(
             stop_ids=stop_ids,
             ignore_eos=ignore_eos,
         )
-        reply = _stream(session, request, stop or [], quiet=as_json)
+        reply = _stream(session, request, stop or [], quiet=as_json, chat=chat)
         if as_json:
             _print_json(_run_record(session, ids, reply))
         else:
@@ -298,6 +298,8 @@ class _Session:
         except BaseException:
             self.runtime.close()
             raise
+        for notice in self.model.notices:
+            _note(notice)
 
     def prepare(self, rows: int | None, context: int | None, need: int) -> None:
         from gpurt.serving import model_graph
@@ -314,10 +316,14 @@ class _Session:
         self.runtime.close()
 
 
-def _stream(session: _Session, request: Request, stops: list[str], *, quiet: bool) -> Reply:
+def _stream(
+    session: _Session, request: Request, stops: list[str], *, quiet: bool, chat: bool
+) -> Reply:
     from gpurt.reply import Reply
+    from gpurt.serving import channels_of
 
-    reply = Reply(request, session.model.tokenizer, stops)
+    channels = channels_of(session.model) if chat else None
+    reply = Reply(request, session.model.tokenizer, stops, channels)
     for piece in reply:
         if not quiet:
             typer.echo(piece, nl=False)

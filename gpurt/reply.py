@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gpurt.channels import ChannelStream
 from gpurt.errors import RequestError
 
 if TYPE_CHECKING:
+    from gpurt.channels import ChannelFormat
     from gpurt.request import Request
-    from gpurt.tokenizer import Tokenizer
+    from gpurt.tokenizer import TextStream, Tokenizer
 
 
 class StopMatcher:
@@ -66,9 +68,13 @@ class Reply:
     """
 
     def __init__(
-        self, request: Request, tokenizer: Tokenizer | None, stops: Sequence[str] = ()
+        self,
+        request: Request,
+        tokenizer: Tokenizer | None,
+        stops: Sequence[str] = (),
+        channels: ChannelFormat | None = None,
     ) -> None:
-        """Without a tokenizer the pieces are token ids."""
+        """Without a tokenizer the pieces are token ids. channels: to show them apart."""
         if stops and tokenizer is None:
             msg = "a stop string needs a tokenizer"
             raise RequestError(f"{msg} - at --stop - this model has none: use --max-tokens")
@@ -76,7 +82,9 @@ class Reply:
         self.token_ids: list[int] = []
         self.text = ""
         self.finish_reason = ""
-        self._stream = tokenizer.stream() if tokenizer is not None else None
+        self._stream: TextStream | ChannelStream | None = None
+        if tokenizer is not None:
+            self._stream = tokenizer.stream() if channels is None else channels.stream(tokenizer)
         self._matcher = StopMatcher(stops)
 
     def __iter__(self) -> Iterator[str]:
@@ -98,6 +106,11 @@ class Reply:
         self.finish_reason = self.request.result().finish_reason
         if self._matcher.found is not None:
             self.finish_reason = "stop"
+
+    @property
+    def answer(self) -> str:
+        """The text without reasoning and commentary: what a chat goes on with."""
+        return self._stream.answer if isinstance(self._stream, ChannelStream) else self.text
 
     def stop(self) -> None:
         """End it now: what came stays."""

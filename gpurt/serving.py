@@ -5,6 +5,7 @@ Does not know: options of the command line, how a reply is shown.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,17 @@ from typing import TYPE_CHECKING
 from gpurt.errors import BoundError, ModelError, RequestError
 
 if TYPE_CHECKING:
+    from gpurt.channels import ChannelFormat
     from gpurt.graph import Graph
     from gpurt.loaders import Model
 
+# The file in graphs/ that builds an architecture.
+BUILDERS = {
+    "llama": "llama",
+    "qwen3": "llama",
+    "qwen3_moe": "qwen3_moe",
+    "muse_spark": "muse_spark",
+}
 DEFAULT_CONTEXT = 2048
 CONTEXT_STEP = 256
 DEFAULT_MAX_TOKENS = 256
@@ -53,15 +62,14 @@ def model_graph(
     context None: 2048, or as much as `need` positions ask for, within the model's own bound.
     Raises: BoundError naming both numbers.
     """
-    from gpurt.graphs import llama
-
     bound = model.config.context
     if context is None:
         room = -(-need // CONTEXT_STEP) * CONTEXT_STEP
         context = min(bound, max(DEFAULT_CONTEXT, room))
     if rows is not None and rows < 1:
         raise BoundError(f"rows is {rows} - at --rows - use 1 or more")
-    return llama.build(
+    builder = importlib.import_module(f"gpurt.graphs.{BUILDERS[model.config.architecture]}")
+    graph: Graph = builder.build(
         model.config,
         model.weights,
         rows=16 if rows is None else rows,
@@ -70,6 +78,7 @@ def model_graph(
         weight_dtype="bf16" if kind == "cuda" else None,
         kv_dtype="bf16" if kind == "cuda" else "f32",
     )
+    return graph
 
 
 def encode_prompt(model: Model, prompt: str | Sequence[int], *, chat: bool) -> list[int]:
@@ -101,6 +110,13 @@ def encode_chat(model: Model, messages: Sequence[Mapping[str, str]]) -> list[int
         what = f"{model.name} has no {lacks}"
         raise ModelError(f"{what} - at {model.path} - use gpurt run without --chat")
     return model.chat.encode(model.tokenizer, messages)
+
+
+def channels_of(model: Model) -> ChannelFormat | None:
+    """The channels of a model's replies, None if it has none."""
+    from gpurt.channels import ChannelFormat
+
+    return model.chat if isinstance(model.chat, ChannelFormat) else None
 
 
 def token_budget(model: Model, prompt_tokens: int, max_tokens: int | None) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpurt.channels import ChannelFormat
 from gpurt.errors import ModelError, RequestError
 
 _CONTROL = 3  # GGUF token types
@@ -186,6 +187,14 @@ def chat_template(source: str | None) -> ChatTemplate | None:
         return None
     found = _DEFAULT_SYSTEM.search(source)
     return ChatTemplate(found.group(1).replace("\\n", "\n") if found else None)
+
+
+def chat_format(tokenizer: Tokenizer, source: str | None) -> ChatTemplate | ChannelFormat | None:
+    """How a model chats: in channels if its tokenizer has their tokens, else by its template."""
+    channels = ChannelFormat()
+    if all(tokenizer.id_of(name) is not None for name in channels.tokens):
+        return channels
+    return chat_template(source)
 
 
 def tokenizer_from_gguf(values: Mapping[str, Any], path: str) -> Tokenizer | None:

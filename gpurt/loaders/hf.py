@@ -1,4 +1,7 @@
-"""A local Hugging Face folder of model_type llama or qwen3: config.json, safetensors, tokenizer."""
+"""A local Hugging Face folder: config.json, safetensors, tokenizer. And configs of dense Llamas.
+
+Configs of other families lie in a file each: hf_qwen3_moe.py, hf_muse_spark.py.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gpurt.channels import ChannelFormat
 from gpurt.errors import ModelError
 from gpurt.graphs.llama import LlamaConfig, RopeScaling
-from gpurt.loaders.model import Model, Progress, check_tensors, id_list, integer, need, number
+from gpurt.loaders.model import (
+    Model,
+    ModelConfig,
+    Progress,
+    WeightSource,
+    check_tensors,
+    id_list,
+    integer,
+    need,
+    number,
+)
 from gpurt.loaders.safetensors_file import read_folder
-from gpurt.tokenizer import chat_template, tokenizer_from_json
+from gpurt.tokenizer import chat_format, tokenizer_from_json
 
 _MODEL_TYPES = ("llama", "qwen3")
+_MOE_TYPES = ("qwen3_moe", "muse_spark")
 _CONFIG = "config.json"
 
 
@@ -26,33 +41,54 @@ def load_folder(folder: Path, progress: Progress | None = None) -> Model:
     if not folder.is_dir():
         raise ModelError(f"no such folder - at {folder} - give the path of a model folder")
     values = _read_json(folder / _CONFIG)
-    config = config_from_json(values, str(folder / _CONFIG))
-    weights = check_tensors(read_folder(folder, progress), config, str(folder))
+    at = str(folder / _CONFIG)
+    need(
+        values.get("model_type") in (*_MODEL_TYPES, *_MOE_TYPES),
+        f"model_type {values.get('model_type')!r} is unknown",
+        at,
+        f"gpurt runs {', '.join((*_MODEL_TYPES, *_MOE_TYPES))} models",
+    )
+    config, found, notices = _family(values, at, folder, progress)
+    weights = check_tensors(found, config, str(folder))
     tokenizer, template = None, None
     if (folder / "tokenizer.json").exists():
         tokenizer = tokenizer_from_json(folder / "tokenizer.json")
         template = _template(folder)
     stop = id_list(_optional_json(folder / "generation_config.json").get("eos_token_id"))
+    stop = stop or id_list((values.get("text_config") or values).get("eos_token_id"))
+    chat = chat_format(tokenizer, template) if tokenizer is not None else None
+    if tokenizer is not None and isinstance(chat, ChannelFormat):
+        end = tokenizer.id_of(chat.eot)
+        stop = tuple(dict.fromkeys((*stop, *([] if end is None else [end]))))
     return Model(
         name=folder.resolve().name,
         path=str(folder),
         config=config,
         weights=weights,
         tokenizer=tokenizer,
-        chat=chat_template(template) if tokenizer is not None else None,
-        stop_ids=stop or id_list(values.get("eos_token_id")),
+        chat=chat,
+        stop_ids=stop,
+        notices=tuple(notices),
     )
+
+
+def _family(
+    values: dict[str, Any], at: str, folder: Path, progress: Progress | None
+) -> tuple[ModelConfig, dict[str, WeightSource], list[str]]:
+    """The config, the tensors of what gpurt runs, and what it leaves out."""
+    from gpurt.loaders import hf_muse_spark, hf_qwen3_moe
+
+    if values["model_type"] == "muse_spark":
+        found, notices = hf_muse_spark.text_tensors(read_folder(folder, progress))
+        return hf_muse_spark.config_from_json(values, at, found), found, notices
+    if values["model_type"] == "qwen3_moe":
+        return hf_qwen3_moe.config_from_json(values, at), read_folder(folder, progress), []
+    return config_from_json(values, at), read_folder(folder, progress), []
 
 
 def config_from_json(values: dict[str, Any], path: str) -> LlamaConfig:
     """A LlamaConfig from a parsed config.json. Raises: ModelError naming the key at fault."""
     model_type = values.get("model_type")
-    need(
-        model_type in _MODEL_TYPES,
-        f"model_type {model_type!r} is unknown",
-        path,
-        f"gpurt runs {' and '.join(_MODEL_TYPES)} models",
-    )
     for key, wanted in (
         ("hidden_act", "silu"),
         ("attention_bias", False),
@@ -95,7 +131,7 @@ def config_from_json(values: dict[str, Any], path: str) -> LlamaConfig:
         rope_theta=theta,
         context=integer(values, "max_position_embeddings", path, 2048),
         tied=bool(values.get("tie_word_embeddings", False)),
-        qk_norm=model_type == "qwen3",
+        qk_norm=model_type in ("qwen3", "qwen3_moe"),
         rope_scaling=scaling,
     )
 

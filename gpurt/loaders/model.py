@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -16,8 +16,10 @@ from gpurt.buffer import DType
 from gpurt.errors import ModelError
 
 if TYPE_CHECKING:
-    from gpurt.graphs.llama import LlamaConfig
+    from gpurt.channels import ChannelFormat
     from gpurt.tokenizer import ChatTemplate, Tokenizer
+
+_CODES_ONLY = ("u8", "e4m3")  # stored so, a tensor is half of a quantised one
 
 Progress = Callable[[str, int, int], None]  # what is going on, units done, units in total
 
@@ -44,35 +46,63 @@ class WeightSource:
         return rows * self.dtype.row_bytes(self.shape[-1])
 
 
+class ModelConfig(Protocol):
+    """What a config of any model states; the file in graphs/ that builds it knows the rest."""
+
+    @property
+    def architecture(self) -> str:
+        """The model_type, as in `serving.BUILDERS`."""
+
+    @property
+    def vocab(self) -> int:
+        """Tokens there are."""
+
+    @property
+    def context(self) -> int:
+        """Positions the model was made for."""
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor that a checkpoint must hold."""
+
+    def tensor_dtypes(self) -> dict[str, str]:
+        """Tensors that must be stored in one dtype; all others in any that holds numbers."""
+
+    def ignored_tensors(self) -> list[str]:
+        """Tensors that may be there and are not read."""
+
+
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint, ready for `graphs.llama.build`.
+    """A checkpoint, ready for the `build` of its file in graphs/.
 
     tokenizer: None for a folder that has none: it takes and gives ids. chat: None if the model
-    states no chat template that gpurt can follow. stop_ids: tokens that end a reply.
+    states no chat template that gpurt can follow. stop_ids: tokens that end a reply. notices: what
+    of the checkpoint is not run, a sentence each.
     """
 
     name: str
     path: str
-    config: LlamaConfig
+    config: ModelConfig
     weights: Mapping[str, WeightSource] = field(repr=False)
     tokenizer: Tokenizer | None = field(default=None, repr=False)
-    chat: ChatTemplate | None = field(default=None, repr=False)
+    chat: ChatTemplate | ChannelFormat | None = field(default=None, repr=False)
     stop_ids: tuple[int, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 def check_tensors(
     found: Mapping[str, WeightSource],
-    config: LlamaConfig,
+    config: ModelConfig,
     path: str,
     stored_name: Callable[[str], str] = str,
 ) -> dict[str, WeightSource]:
     """The tensors a config asks for, and no other.
 
     stored_name: what the file calls a tensor, for messages.
-    Raises: ModelError naming the tensor and both shapes if one is missing, extra or misshapen.
+    Raises: ModelError naming the tensor and both shapes if one is missing, extra, misshapen or of
+    another dtype.
     """
-    expected = config.tensors()
+    expected, dtypes = config.tensors(), config.tensor_dtypes()
     for name, shape in expected.items():
         if name not in found:
             msg = f"tensor {stored_name(name)} {list(shape)} is missing"
@@ -80,6 +110,11 @@ def check_tensors(
         if found[name].shape != shape:
             msg = f"tensor {stored_name(name)} is {list(found[name].shape)}"
             msg += f", the config asks for {list(shape)}"
+            raise ModelError(f"{msg} - at {path} - config and weights are of different models")
+        stored, wanted = found[name].dtype.name, dtypes.get(name)
+        if stored != wanted and (wanted is not None or stored in _CODES_ONLY):
+            msg = f"tensor {stored_name(name)} {list(shape)} is stored as {stored}"
+            msg += f", the config asks for {list(shape)} in {wanted or 'a float dtype'}"
             raise ModelError(f"{msg} - at {path} - config and weights are of different models")
     ignored = set(config.ignored_tensors())
     extra = sorted(set(found) - set(expected) - ignored)

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.buffer import DType, bf16, f16, f32
+from gpurt.buffer import DType, bf16, e4m3, f16, f32, u8
 from gpurt.errors import ModelError
 from gpurt.loaders.model import Progress, WeightSource
 
-_DTYPES = {"F32": f32, "F16": f16, "BF16": bf16}
+_DTYPES = {"F32": f32, "F16": f16, "BF16": bf16, "U8": u8, "F8_E4M3": e4m3}
 _HEADER_BYTES_MAX = 100_000_000  # the format's own bound
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -83,7 +83,7 @@ def _tensor(
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None or not shape:
         msg = f"tensor {name} {list(shape)} is stored as {entry['dtype']}"
-        raise ModelError(f"{msg} - at {path} - gpurt reads F32, F16 and BF16 tensors")
+        raise ModelError(f"{msg} - at {path} - gpurt reads {', '.join(_DTYPES)} tensors")
     size = int(np.prod(shape, dtype=np.int64)) * dtype.block_bytes
     if begin < 0 or end - begin != size:
         msg = f"tensor {name} {list(shape)} {dtype} needs {size} bytes, its range has {end - begin}"

@@ -54,6 +54,8 @@ def to_float32(stored: NDArray[Any], dtype: DType) -> NDArray[np.float32]:
         nibbles = blocks[..., 4:]
         codes = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1).astype(np.float32)
         return _elements(codes * _half(blocks, 0) + _half(blocks, 2), stored)
+    if dtype.name == "e4m3":
+        return e4m3_to_float32(stored)
     if dtype.name == "nvfp4":
         blocks = _blocks(stored, dtype)
         packed = blocks[..., :8]

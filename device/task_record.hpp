@@ -12,8 +12,8 @@ namespace gpurt {
 // ---- limits that the layouts fix; the planner keeps every plan within them -------------------
 constexpr u32 kWaitsPerTask = 4;    // more producers: the planner adds `noop` join tasks
 constexpr u32 kSignalsPerTask = 4;  // more counters: the planner coarsens edges to whole operators
-constexpr u32 kAddrsPerTask = 8;
-constexpr u32 kParamsPerTask = 12;
+constexpr u32 kAddrsPerTask = 10;
+constexpr u32 kParamsPerTask = 20;
 constexpr u32 kStopIdsPerRequest = 16;
 constexpr u32 kCounterStride = 64;  // bytes between counters: no two share a cache line on a CPU
 
@@ -62,7 +62,7 @@ struct alignas(16) TaskRecord {
   u64 addr[kAddrsPerTask];    // buffers, in the order of the body's `args`
   u32 param[kParamsPerTask];  // scalars, in the order of the body's `params`; floats by bit pattern
 };
-static_assert(sizeof(TaskRecord) == 208 && alignof(TaskRecord) == 16);
+static_assert(sizeof(TaskRecord) == 256 && alignof(TaskRecord) == 16);
 
 enum Policy : u32 { kPolicyStatic = 0, kPolicyClaim = 1, kPolicyReady = 2 };
 

@@ -13,8 +13,8 @@ import numpy as np
 
 WAITS_PER_TASK = 4
 SIGNALS_PER_TASK = 4
-ADDRS_PER_TASK = 8
-PARAMS_PER_TASK = 12
+ADDRS_PER_TASK = 10
+PARAMS_PER_TASK = 20
 STOP_IDS_PER_REQUEST = 16
 COUNTER_STRIDE = 64  # bytes between counters
 SPAN_COUNT_STRIDE = 64  # bytes between the span counts of two workers
@@ -141,7 +141,7 @@ def _struct(size_bytes: int, *fields: tuple[Any, ...]) -> np.dtype[Any]:
 WAIT = _struct(8, ("counter", "u4"), ("signals_per_step", "u4"))
 
 TASK_RECORD = _struct(
-    208,
+    256,
     ("stream_base", "u8"),
     ("stream_bytes", "u4"),
     ("body", "u2"),

@@ -29,7 +29,7 @@ PROGRAM_SYMBOL = "gpurt_program"
 BUILT_IN = ("noop", "matvec", "embed", "attention", "sample", "rearm")
 STAGE_BYTES = 32768  # kStageBytes of device/shared_memory.cuh
 SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes there, by team
-SLOT_BYTES = 2560  # slots and barriers there, rounded up
+SLOT_BYTES = 3072  # slots and barriers there, rounded up
 STAGES_MAX = 16
 # fmad=false: a body writes its multiply-adds out, so that no instance of a template and no
 # compiler version fuses other pairs than another.

@@ -16,9 +16,9 @@ from gpurt.errors import GraphError
 from gpurt.graphs.ops.matvec import make_tile
 from gpurt.graphs.ops.packing import (
     CHUNK,
-    MMA16,
     ROW_TILE,
     UNIT_BYTES,
+    mma16_name,
     mma16_tile_bytes,
     mma16_tiles,
 )
@@ -53,7 +53,8 @@ def packing_cuda(op: Operator, arg: str, target: Target) -> str:
     del target
     if arg != "w":
         return ""
-    return f"{MMA16}{row_tiles(*op.args['w'].shape)}"
+    group = 8 if op.args["x"].buffer.dtype.name == "bf16" else 4
+    return mma16_name(group, row_tiles(*op.args["w"].shape))
 
 
 def row_tiles(n: int, k: int) -> int:

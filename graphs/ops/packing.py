@@ -3,15 +3,16 @@
 Owns: every layout by name, as a pair of numpy functions: `pack` and `packed_bytes`. The executors
 pack a weight once, when a plan is loaded; device/bodies/X.cuh reads the layout.
 
-`mma16xR` (bf16, for mma.sync m16n8k16; R in 1, 2, 4, 8, 16): W [N, K] is cut into tiles of R row
-tiles of 16 rows; what remains at the end is cut into smaller powers of two. A tile is
+`mma16gGxR` (bf16, for mma.sync m16n8k16; G in 4, 8; R in 1, 2, 4, 8, 16): W [N, K] is cut into
+tiles of R row tiles of 16 rows; what remains is cut into smaller powers of two. A tile is
 
     for each chunk of 64 columns, for each of its row tiles: a unit of 16 rows x 64 columns, 2 KB
     unit: for each mma j, for each lane (g = lane / 4, c = lane % 4): 8 elements, 16 bytes
-          element (half, high, e) = W[g + 8 high, 16 c + 4 j + 2 half + e]
+          element (half, high, e) = W[g + 8 high, column(c, 4 j + 2 half + e)]
+          column(c, q) = 4 G (q / G) + G c + q % G
 
-so lane c owns columns 16c .. 16c+15 of a chunk, and reads its step rows as 16 neighbours. K is
-padded to whole chunks with zeros.
+so lane c owns every fourth group of G columns: G = 8 for bf16 x and 4 for f32 x, one granule of 16
+bytes, and the four lanes of a step row read whole sectors. K is padded to whole chunks with zeros.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ ROW_TILE = 16  # rows of W in one mma: its m
 CHUNK = 64  # columns of a unit: four mma of k = 16
 UNIT_BYTES = ROW_TILE * CHUNK * 2
 STAGE_UNITS = 16  # kStageBytes of device/shared_memory.cuh holds as many
-MMA16 = "mma16x"
 _BLOCK_BYTES = 64 << 20  # packed at once: bounds the float32 copy beside a large weight
 
 
@@ -59,7 +59,12 @@ def mma16_tile_bytes(rows: int, k: int) -> int:
     return _round_up(rows, ROW_TILE) // ROW_TILE * (_round_up(k, CHUNK) // CHUNK) * UNIT_BYTES
 
 
-def mma16_units(w_NK: NDArray[np.uint16]) -> NDArray[np.uint8]:
+def mma16_name(group: int, tiles: int) -> str:
+    """The packing whose lanes own groups of `group` columns, `tiles` row tiles a task."""
+    return f"mma16g{group}x{tiles}"
+
+
+def mma16_units(w_NK: NDArray[np.uint16], group: int) -> NDArray[np.uint8]:
     """One tile of bf16 bit patterns [rows, K] in mma16 order, rows and K padded with zeros."""
     n, k = w_NK.shape
     rows, columns = _round_up(n, ROW_TILE), _round_up(k, CHUNK)
@@ -69,9 +74,9 @@ def mma16_units(w_NK: NDArray[np.uint16]) -> NDArray[np.uint8]:
         w_NK = padded
     # Two bf16 neighbours move as one 32-bit word: half the elements to permute.
     words = np.ascontiguousarray(w_NK).view(np.uint32)
-    # [row tile, high, g, chunk, c, j, half]
-    axes = words.reshape(rows // ROW_TILE, 2, 8, columns // CHUNK, 4, 4, 2)
-    return np.ascontiguousarray(axes.transpose(3, 0, 5, 2, 4, 6, 1)).reshape(-1).view(np.uint8)
+    # [row tile, high, g, chunk, i, c, jj, half]: mma j = i * (group / 4) + jj
+    axes = words.reshape(rows // ROW_TILE, 2, 8, columns // CHUNK, 16 // group, 4, group // 4, 2)
+    return np.ascontiguousarray(axes.transpose(3, 0, 4, 6, 2, 5, 7, 1)).reshape(-1).view(np.uint8)
 
 
 def packed_bytes(name: str, shape: Sequence[int], dtype: DType) -> int:
@@ -94,7 +99,7 @@ def _packer(name: str) -> Packer:
     return PACKERS[name]
 
 
-def _mma16(tile_rows: int) -> Packer:
+def _mma16(group: int, tile_rows: int) -> Packer:
     def size(shape: Sequence[int]) -> int:
         n, k = shape
         return sum(mma16_tile_bytes(end - begin, k) for begin, end in mma16_tiles(n, tile_rows))
@@ -108,7 +113,7 @@ def _mma16(tile_rows: int) -> Packer:
             block = _bf16(rows[begin:end], dtype)
             for first, last in mma16_tiles(n, tile_rows):
                 if begin <= first and last <= end:
-                    units = mma16_units(block[first - begin : last - begin])
+                    units = mma16_units(block[first - begin : last - begin], group)
                     out[at : at + units.size] = units
                     at += units.size
         return out
@@ -135,4 +140,8 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-PACKERS: dict[str, Packer] = {f"{MMA16}{r}": _mma16(r * ROW_TILE) for r in (1, 2, 4, 8, 16)}
+PACKERS: dict[str, Packer] = {
+    mma16_name(group, tiles): _mma16(group, tiles * ROW_TILE)
+    for group in (4, 8)
+    for tiles in (1, 2, 4, 8, 16)
+}

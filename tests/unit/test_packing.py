@@ -16,7 +16,9 @@ from gpurt.graphs.ops.matvec_cuda import packing_cuda, row_tiles, tile_cuda
 TARGET = Target("cuda", 132, 16, "sm_90a", 232448, 60 << 20)
 
 
-def unpack(packed: NDArray[np.uint8], n: int, k: int, tile_rows: int) -> NDArray[np.uint16]:
+def unpack(
+    packed: NDArray[np.uint8], n: int, k: int, group: int, tile_rows: int
+) -> NDArray[np.uint16]:
     """The definition in packing.py, element by element."""
     words = packed.view(np.uint16)
     out = np.full((n, k), 0xDEAD, np.uint16)
@@ -27,7 +29,8 @@ def unpack(packed: NDArray[np.uint8], n: int, k: int, tile_rows: int) -> NDArray
                 for j, lane, i in np.ndindex(4, 32, 8):
                     g, c, half, high, e = lane // 4, lane % 4, i // 4, i // 2 % 2, i % 2
                     row = begin + row_tile * 16 + g + 8 * high
-                    column = chunk * 64 + 16 * c + 4 * j + 2 * half + e
+                    q = 4 * j + 2 * half + e
+                    column = chunk * 64 + 4 * group * (q // group) + group * c + q % group
                     if row < n and column < k:
                         out[row, column] = words[at]
                     else:
@@ -37,15 +40,16 @@ def unpack(packed: NDArray[np.uint8], n: int, k: int, tile_rows: int) -> NDArray
     return out
 
 
+@pytest.mark.parametrize("group", [4, 8])
 @pytest.mark.parametrize(("n", "k", "r"), [(48, 64, 1), (112, 144, 4), (176, 80, 8), (32, 16, 16)])
 def test_every_element_of_a_weight_is_packed_where_the_body_reads_it(
-    n: int, k: int, r: int
+    n: int, k: int, r: int, group: int
 ) -> None:
     w = np.random.default_rng(n).integers(0, 0xFFFF, (n, k)).astype(np.uint16)
-    name = f"mma16x{r}"
+    name = packing.mma16_name(group, r)
     packed = packing.pack(name, w, (n, k), bf16)
     assert packed.nbytes == packing.packed_bytes(name, (n, k), bf16)
-    np.testing.assert_array_equal(unpack(packed, n, k, r * 16), w)
+    np.testing.assert_array_equal(unpack(packed, n, k, group, r * 16), w)
 
 
 @pytest.mark.parametrize("dtype", [f32, f16, q8_0, q4_1], ids=str)
@@ -56,8 +60,8 @@ def test_stored_dtypes_are_packed_as_their_rounded_values(dtype: DType) -> None:
         stored = rng.integers(0, 60, (n, dtype.row_bytes(k))).astype(np.uint8)
     else:
         stored = rng.standard_normal((n, k)).astype(dtype.storage)
-    want = packing.pack("mma16x2", to_bf16(to_float32(stored, dtype)), (n, k), DTYPES["bf16"])
-    np.testing.assert_array_equal(packing.pack("mma16x2", stored, (n, k), dtype), want)
+    want = packing.pack("mma16g4x2", to_bf16(to_float32(stored, dtype)), (n, k), DTYPES["bf16"])
+    np.testing.assert_array_equal(packing.pack("mma16g4x2", stored, (n, k), dtype), want)
 
 
 @pytest.mark.parametrize(
@@ -102,5 +106,5 @@ def test_shapes_that_the_body_cannot_compute_are_refused_with_the_numbers(
 
 
 def test_an_unknown_packing_names_those_that_exist() -> None:
-    with pytest.raises(PlanError, match=r"^unknown packing 'mma17x1'.*mma16x1"):
+    with pytest.raises(PlanError, match=r"^unknown packing 'mma17x1'.*mma16g4x1"):
         packing.packed_bytes("mma17x1", (16, 64), bf16)

@@ -47,7 +47,7 @@ def chain_plan(
     memory = "payload" if payload else "activation"
     buffers = (
         PlanBuffer(
-            "w", (layers * k, k), "bf16", "weight", "mma16x1", layers * k * k * 2, "weight", 0
+            "w", (layers * k, k), "bf16", "weight", "mma16g8x1", layers * k * k * 2, "weight", 0
         ),
         PlanBuffer("x", (rows, k), "bf16", "state", "", row_bytes, "state", 0),
         PlanBuffer("h", (layers, rows, k), "bf16", "activation", "", layers * row_bytes, memory, 0),
@@ -173,10 +173,10 @@ def chain_plan(
 
 
 def pack_gpu(w: torch.Tensor) -> torch.Tensor:
-    """[L, N, K] bf16 in packing mma16x1, on the GPU; graphs/ops/packing.py is the definition."""
+    """[L, N, K] bf16 in packing mma16g8x1, on the GPU; graphs/ops/packing.py is the definition."""
     layers, n, k = w.shape
-    axes = w.view(torch.int16).reshape(layers, n // 16, 2, 8, k // 64, 4, 4, 2, 2)
-    return axes.permute(0, 1, 4, 6, 3, 5, 7, 2, 8).contiguous().reshape(layers, -1)
+    axes = w.view(torch.int16).reshape(layers, n // 16, 2, 8, k // 64, 2, 4, 2, 2, 2)
+    return axes.permute(0, 1, 4, 5, 7, 3, 6, 8, 2, 9).contiguous().reshape(layers, -1)
 
 
 class Chain:
@@ -252,6 +252,8 @@ def span_medians(rig: Rig, plan: Plan) -> dict[str, float]:
         gaps.append(int(starts.min()) - int(ends.max()))
     middle = spans[(at > 0) & (at < last)]
     medians = {f"{n}_ns": float(np.median(middle[n])) for n in ("wait", "run", "stall")}
+    late = np.array([np.median(middle["wait"][middle["worker"] == w]) for w in range(132)])
+    print("    shortest waits", [(int(w), int(late[w])) for w in np.argsort(late)[:5]], flush=True)
     return medians | {"boundary_ns": float(np.median(gaps))}
 
 

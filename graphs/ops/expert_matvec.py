@@ -26,12 +26,15 @@ from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.buffer import Region
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.dtypes import dtype_code
-from gpurt.graphs.ops.matvec import tile_rows_of
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 from gpurt.graphs.ops.route import RoutesLayout
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
+
+# Host tiles: some ten microseconds of one core, so that taking a task is cheap beside it.
+_TILE_BYTES = 64 << 10
+_TILE_ROWS_MULTIPLE = 16
 
 
 def expert_matvec(
@@ -88,7 +91,8 @@ def tile_expert_matvec(op: Operator, target: Target) -> list[Tile]:
     """Slot by slot, the same ranges of rows of W in each: live tasks of a step come first."""
     del target
     _, n, k = op.args["w"].shape
-    rows = tile_rows_of(n, op.args["w"].buffer.dtype.row_bytes(k))
+    fitting = _TILE_BYTES // op.args["w"].buffer.dtype.row_bytes(k)
+    rows = max(_TILE_ROWS_MULTIPLE, fitting // _TILE_ROWS_MULTIPLE * _TILE_ROWS_MULTIPLE)
     return [
         make_expert_tile(op, slot, begin, min(begin + rows, n))
         for slot in range(layout_of(op).slots)

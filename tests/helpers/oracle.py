@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gpurt.body import StepRows
 from gpurt.buffer import Buffer
-from gpurt.graph import Graph
+from gpurt.graph import Graph, Operator
 from gpurt.graphs.ops.dtypes import to_float32, to_storage
 
 
@@ -42,15 +42,19 @@ class GraphOracle:
 
     def step(self, step: StepRows) -> list[int]:
         """Run one step; returns the tokens of its sample rows."""
-        for op in self.graph.operators:
+        self.run(self.graph.operators, step)
+        assert self.graph.sampled is not None
+        sampled = self.arrays[self.graph.sampled.name]
+        return [int(token) for token in sampled[: len(step.sample_rows)]]
+
+    def run(self, operators: Sequence[Operator], step: StepRows) -> None:
+        """Run some operators of a step."""
+        for op in operators:
             assert op.body.reference is not None, op.path
             arrays = {name: self.arrays[region.buffer.name] for name, region in op.args.items()}
             op.body.reference(op, arrays, step)
             for region in op.writes:
                 self._round(region.buffer)
-        assert self.graph.sampled is not None
-        sampled = self.arrays[self.graph.sampled.name]
-        return [int(token) for token in sampled[: len(step.sample_rows)]]
 
     def generate(self, prompt: Sequence[int], count: int, slot: int = 0) -> list[int]:
         """Greedy tokens of one request, prefill in chunks of the graph's rows."""

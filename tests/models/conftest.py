@@ -5,6 +5,10 @@ from importlib.util import find_spec
 REFERENCE_TESTS = [
     "test_gguf.py",
     "test_hf_parity.py",
+    "test_muse_spark_host.py",
+    "test_muse_spark_loader.py",
+    "test_muse_spark_references.py",
+    "test_qwen3_moe.py",
     "test_references.py",
     "test_smollm2_live.py",
 ]

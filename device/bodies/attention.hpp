@@ -1,12 +1,13 @@
 // attention: of one kv head, for every row of a step: q/k norm, rotary embedding, the cache write,
-// then softmax(q k^T) v over positions 0..position of the row's slot. graphs/ops/attention.py has
-// the contract; attention_kernels.hpp computes.
+// then softmax(q k^T) v over the positions that the row sees. graphs/ops/attention.py has the
+// contract; attention_kernels.hpp computes.
 //
 //   all rows: k, v -> cache       so a row sees the keys of earlier rows of the same step
 //   each row: page by page        scores -> running maximum -> weights -> sums (online softmax)
 //
-// Bits: a page's sums are made in the order of its positions and folded in page by page, so they
-// depend on the position alone: not on rows, on the context's capacity, or on what lies beyond.
+// Bits: a page's sums are made in the order of its positions, each in the lane that its place in
+// the page gives it, and folded in page by page. They depend on the position (and window) alone:
+// not on rows, on the context's capacity, or on what lies beyond.
 #pragma once
 #include "context.hpp"
 #include "rows.hpp"
@@ -17,24 +18,34 @@ namespace gpurt::host {
 
 /// An attention task, decoded. Legend: D head dimension, G query heads of this kv head.
 struct AttentionTask {
-  const f32* q;           // [rows, heads * D]
+  const f32* q;           // [rows, heads * D]; if gated [rows, 2 * heads * D]: queries, then gates
   const f32* kv;          // [rows, 2 * kv_heads * D]
   void* k_cache;          // [pages, kv_heads, page, D]
   void* v_cache;          // the same
   const u32* page_table;  // [slots, pages_per_slot]
-  const f32* rope;        // [context, D]
-  const f32* qk_norm;     // [2, D]; null: none
+  const f32* rope;        // [context, D]; null: nothing is rotated
+  const f32* qk_norm;     // [2, D]
   f32* out;               // [rows, heads * D]
   u32 heads, kv_heads, head_dim, page, pages_per_slot;
   f32 scale, eps;
   u32 cache_dtype;
+  u32 window;     // 0: all positions; else the last `window`, in a ring of pages
+  u32 norm_kind;  // of q and k: 0 none, 1 with weights, 2 without
+  bool gated;
+  f32 out_eps;  // above 0: every query head's result is normed
   u32 kv_head;
   u32 group;  // G
 
   /// Elements from a cache's start to (slot, position) of this kv head.
   u64 cache_at(u32 slot, u32 position) const {
-    const u64 entry = page_table[u64{slot} * pages_per_slot + position / page];
+    const u32 index = position / page % pages_per_slot;
+    const u64 entry = page_table[u64{slot} * pages_per_slot + index];
     return ((entry * kv_heads + kv_head) * page + position % page) * head_dim;
+  }
+
+  /// The first position that a row at `position` sees.
+  u32 first_seen(u32 position) const {
+    return window != 0 && position + 1 > window ? position + 1 - window : 0;
   }
 };
 
@@ -45,7 +56,7 @@ inline AttentionTask read_attention(const TaskRecord& record) {
   task.k_cache = arg<void>(record, 2);
   task.v_cache = arg<void>(record, 3);
   task.page_table = arg<const u32>(record, 4);
-  task.rope = arg<const f32>(record, 5);
+  task.rope = record.param[9] != 0 ? arg<const f32>(record, 5) : nullptr;
   task.qk_norm = arg<const f32>(record, 6);
   task.out = arg<f32>(record, 7);
   task.heads = record.param[0];
@@ -56,6 +67,10 @@ inline AttentionTask read_attention(const TaskRecord& record) {
   task.scale = param_f32(record, 5);
   task.eps = param_f32(record, 6);
   task.cache_dtype = record.param[7];
+  task.window = record.param[8];
+  task.norm_kind = record.param[10];
+  task.gated = record.param[11] != 0;
+  task.out_eps = param_f32(record, 12);
   task.kv_head = record.tile[0];
   task.group = task.heads / task.kv_heads;
   return task;

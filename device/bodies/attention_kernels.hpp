@@ -2,6 +2,7 @@
 namespace gpurt::host::GPURT_SIMD_LEVEL {
 
 constexpr u32 kTile = 4;  // positions (scores) or vectors (sums) whose chains run side by side
+constexpr u32 kPair = 2;  // query heads that share one load of keys or values
 
 /// What one row keeps while it walks its pages. Strides are multiples of kPadLanes.
 struct AttentionRow {
@@ -25,12 +26,15 @@ GPURT_SIMD_FN void rotate(f32* x, const f32* rope, u32 head_dim) {
   }
 }
 
-/// One head's query or key: norm if there is one, then rotation.
-GPURT_SIMD_FN void prepare_head(const AttentionTask& task, const f32* from, const f32* norm,
-                                u32 position, f32* to, u64 stride) {
+/// One head's query or key: norm if there is one, then rotation. which: 0 query, 1 key.
+GPURT_SIMD_FN void prepare_head(const AttentionTask& task, const f32* from, u32 which, u32 position,
+                                f32* to, u64 stride) {
   copy_row(from, to, task.head_dim, stride);
-  if (norm) normalise_row(to, norm, task.head_dim, task.eps);
-  rotate(to, task.rope + u64{position} * task.head_dim, task.head_dim);
+  if (task.norm_kind != 0) {
+    const f32* const weights = task.norm_kind == 1 ? task.qk_norm + which * task.head_dim : nullptr;
+    normalise_row(to, weights, task.head_dim, task.eps);
+  }
+  if (task.rope) rotate(to, task.rope + u64{position} * task.head_dim, task.head_dim);
 }
 
 template <class C>
@@ -38,7 +42,6 @@ GPURT_SIMD_FN void write_cache(const AttentionTask& task, const BodyContext& con
                                u64 stride) {
   const u32 d = task.head_dim;
   const u64 width = u64{2} * task.kv_heads * d;
-  const f32* const k_norm = task.qk_norm ? task.qk_norm + d : nullptr;
   for (u32 row = 0; row < context.step->rows; ++row) {
     const RowState& state = context.rows[row];
     const f32* const k = task.kv + row * width + u64{task.kv_head} * d;
@@ -46,48 +49,50 @@ GPURT_SIMD_FN void write_cache(const AttentionTask& task, const BodyContext& con
     const u64 at = task.cache_at(state.slot, state.position);
     C* const k_to = static_cast<C*>(task.k_cache) + at;
     C* const v_to = static_cast<C*>(task.v_cache) + at;
-    prepare_head(task, k, k_norm, state.position, head, stride);
+    prepare_head(task, k, 1, state.position, head, stride);
     for (u32 i = 0; i < d; ++i) from_f32(head[i], k_to + i);
     for (u32 i = 0; i < d; ++i) from_f32(v[i], v_to + i);
   }
 }
 
-/// scores[g, j] = q[g] . k[j] for the first `count` positions of a page.
-template <class C>
-GPURT_SIMD_FN void score_page(const AttentionTask& task, const AttentionRow& row, const C* k,
-                              u32 count) {
+/// scores[g, j] = q[g] . k[j] for HG heads from g and the positions [begin, end) of a page.
+template <u32 HG, class C>
+GPURT_SIMD_FN void score_heads(const AttentionTask& task, const AttentionRow& row, const C* k,
+                               u32 g, u32 begin, u32 end) {
   const u32 d = task.head_dim;
   const u32 whole = d / kLanes * kLanes;
-  for (u32 j = 0; j < count; j += kTile) {
+  const f32* const q = row.q + g * row.d_stride;
+  f32* const scores = row.scores + g * row.page_stride;
+  for (u32 j = begin; j < end; j += kTile) {
     const C* keys[kTile];
     // Past the end the last key is read again: what lies beyond it may be anything.
-    for (u32 t = 0; t < kTile; ++t) keys[t] = k + u64{j + t < count ? j + t : count - 1} * d;
-    for (u32 g = 0; g < task.group; ++g) {
-      const f32* const q = row.q + g * row.d_stride;
-      Vf sum[kTile];
-      for (u32 t = 0; t < kTile; ++t) sum[t] = splat(0.0F);
-      for (u32 i = 0; i < whole; i += kLanes) {
-        const Vf v = load(q + i);
-        for (u32 t = 0; t < kTile; ++t) sum[t] = fma(load(keys[t] + i), v, sum[t]);
-      }
-      if (whole < d) {
-        const Vf v = load(q + whole);
-        for (u32 t = 0; t < kTile; ++t) {
-          sum[t] = fma(load_part(keys[t] + whole, d - whole), v, sum[t]);
-        }
-      }
-      f32* const to = row.scores + g * row.page_stride + j;
-      for (u32 t = 0; t < kTile; ++t) to[t] = sum_of(sum[t]);
+    for (u32 t = 0; t < kTile; ++t) keys[t] = k + u64{j + t < end ? j + t : end - 1} * d;
+    Vf sum[HG][kTile];
+    for (u32 h = 0; h < HG; ++h) {
+      for (u32 t = 0; t < kTile; ++t) sum[h][t] = splat(0.0F);
     }
+    for (u32 i = 0; i < d; i += kLanes) {
+      Vf key[kTile];
+      for (u32 t = 0; t < kTile; ++t) {
+        key[t] = i < whole ? load(keys[t] + i) : load_part(keys[t] + i, d - i);
+      }
+      for (u32 h = 0; h < HG; ++h) {
+        const Vf v = load(q + h * row.d_stride + i);
+        for (u32 t = 0; t < kTile; ++t) sum[h][t] = fma(key[t], v, sum[h][t]);
+      }
+    }
+    for (u32 h = 0; h < HG; ++h) store_quad(scores + h * row.page_stride + j, sums_of(sum[h]));
   }
 }
 
 /// Turns a page's scores of one head into weights and folds the new maximum into what was summed.
-GPURT_SIMD_FN void weigh_page(const AttentionRow& row, u32 g, u32 count) {
+/// Positions outside [begin, end) weigh exactly 0.
+GPURT_SIMD_FN void weigh_page(const AttentionRow& row, u32 g, u32 begin, u32 end) {
   f32* const scores = row.scores + g * row.page_stride;
-  const u64 padded = padded_lanes(count);
+  const u64 padded = padded_lanes(end);
   const f32 none = -__builtin_inff();
-  for (u64 j = count; j < padded; ++j) scores[j] = none;
+  for (u32 j = 0; j < begin; ++j) scores[j] = none;
+  for (u64 j = end; j < padded; ++j) scores[j] = none;
   const f32 before = row.maximum[g];
   Vf largest = splat(before);
   for (u64 j = 0; j < padded; j += kLanes) largest = max(load(scores + j), largest);
@@ -112,35 +117,74 @@ GPURT_SIMD_FN void weigh_page(const AttentionRow& row, u32 g, u32 count) {
   row.maximum[g] = maximum;
 }
 
-/// out[g] += weight[g, j] * v[j], position after position.
-template <class C>
-GPURT_SIMD_FN void gather_page(const AttentionTask& task, const AttentionRow& row, const C* v,
-                               u32 count) {
+/// out[g] += weight[g, j] * v[j] for HG heads from g, position after position, over T vectors of
+/// columns from i (one of them may be cut short by D).
+template <u32 HG, u32 T, class C>
+GPURT_SIMD_FN void gather_columns(const AttentionTask& task, const AttentionRow& row, const C* v,
+                                  u32 g, u32 i, u32 begin, u32 end) {
   const u32 d = task.head_dim;
-  for (u32 g = 0; g < task.group; ++g) {
-    const f32* const weights = row.scores + g * row.page_stride;
-    f32* const out = row.out + g * row.d_stride;
-    u32 i = 0;
-    for (; i + kTile * kLanes <= d; i += kTile * kLanes) {
-      Vf sum[kTile];
-      for (u32 t = 0; t < kTile; ++t) sum[t] = load(out + i + t * kLanes);
-      for (u32 j = 0; j < count; ++j) {
-        const Vf weight = splat(weights[j]);
-        const C* const from = v + u64{j} * d + i;
-        for (u32 t = 0; t < kTile; ++t) sum[t] = fma(weight, load(from + t * kLanes), sum[t]);
-      }
-      for (u32 t = 0; t < kTile; ++t) store(out + i + t * kLanes, sum[t]);
+  const bool whole = T == kTile || i + kLanes <= d;
+  const f32* const weights = row.scores + g * row.page_stride;
+  f32* const out = row.out + g * row.d_stride + i;
+  Vf sum[HG][T];
+  for (u32 h = 0; h < HG; ++h) {
+    for (u32 t = 0; t < T; ++t) sum[h][t] = load(out + h * row.d_stride + t * kLanes);
+  }
+  for (u32 j = begin; j < end; ++j) {
+    const C* const from = v + u64{j} * d + i;
+    Vf value[T];
+    for (u32 t = 0; t < T; ++t) {
+      value[t] = whole ? load(from + t * kLanes) : load_part(from, d - i);
     }
-    for (; i < d; i += kLanes) {
-      const u32 width = d - i < kLanes ? d - i : kLanes;
-      Vf sum = load(out + i);
-      for (u32 j = 0; j < count; ++j) {
-        const C* const from = v + u64{j} * d + i;
-        const Vf value = width == kLanes ? load(from) : load_part(from, width);
-        sum = fma(splat(weights[j]), value, sum);
-      }
-      store(out + i, sum);
+    for (u32 h = 0; h < HG; ++h) {
+      const Vf weight = splat(weights[h * row.page_stride + j]);
+      for (u32 t = 0; t < T; ++t) sum[h][t] = fma(weight, value[t], sum[h][t]);
     }
+  }
+  for (u32 h = 0; h < HG; ++h) {
+    for (u32 t = 0; t < T; ++t) store(out + h * row.d_stride + t * kLanes, sum[h][t]);
+  }
+}
+
+template <u32 HG, class C>
+GPURT_SIMD_FN void gather_heads(const AttentionTask& task, const AttentionRow& row, const C* v,
+                                u32 g, u32 begin, u32 end) {
+  const u32 d = task.head_dim;
+  u32 i = 0;
+  for (; i + kTile * kLanes <= d; i += kTile * kLanes) {
+    gather_columns<HG, kTile>(task, row, v, g, i, begin, end);
+  }
+  for (; i < d; i += kLanes) gather_columns<HG, 1>(task, row, v, g, i, begin, end);
+}
+
+/// All heads over the positions [begin, end) of one page, given where the page's positions start.
+template <class C>
+GPURT_SIMD_FN void attend_page(const AttentionTask& task, const AttentionRow& row, const C* k,
+                               const C* v, u32 begin, u32 end) {
+  u32 g = 0;
+  for (; g + kPair <= task.group; g += kPair) score_heads<kPair>(task, row, k, g, begin, end);
+  if (g < task.group) score_heads<1>(task, row, k, g, begin, end);
+  for (g = 0; g < task.group; ++g) weigh_page(row, g, begin, end);
+  for (g = 0; g + kPair <= task.group; g += kPair) gather_heads<kPair>(task, row, v, g, begin, end);
+  if (g < task.group) gather_heads<1>(task, row, v, g, begin, end);
+}
+
+/// One head's result: divided, normed, gated. gate: null without gates.
+GPURT_SIMD_FN void finish_head(const AttentionTask& task, const AttentionRow& row, u32 g,
+                               const f32* gate, f32* out) {
+  const u32 d = task.head_dim;
+  f32* const sums = row.out + g * row.d_stride;
+  const Vf total = splat(row.total[g]);
+  for (u64 i = 0; i < row.d_stride; i += kLanes) store(sums + i, div(load(sums + i), total));
+  if (task.out_eps > 0.0F) normalise_row(sums, nullptr, d, task.out_eps);
+  for (u32 i = 0; i < d; i += kLanes) {
+    const u32 width = d - i < kLanes ? d - i : kLanes;
+    Vf v = load(sums + i);
+    if (gate) {
+      const Vf g_part = load_part(gate + i, width);
+      v = div(v, add(splat(1.0F), exp_of(sub(splat(0.0F), g_part))));
+    }
+    store_part(out + i, v, width);
   }
 }
 
@@ -150,7 +194,7 @@ GPURT_SIMD_FN void attend(const AttentionTask& task, const RowState& state, cons
   const u32 d = task.head_dim;
   for (u32 g = 0; g < task.group; ++g) {
     f32* const head = row.q + g * row.d_stride;
-    prepare_head(task, q + u64{g} * d, task.qk_norm, state.position, head, row.d_stride);
+    prepare_head(task, q + u64{g} * d, 0, state.position, head, row.d_stride);
     for (u64 i = 0; i < row.d_stride; i += kLanes) {
       store(head + i, mul(load(head + i), splat(task.scale)));
       store(row.out + g * row.d_stride + i, splat(0.0F));
@@ -158,17 +202,18 @@ GPURT_SIMD_FN void attend(const AttentionTask& task, const RowState& state, cons
     row.maximum[g] = -__builtin_inff();
     row.total[g] = 0.0F;
   }
-  for (u32 begin = 0; begin <= state.position; begin += task.page) {
-    const u32 left = state.position + 1 - begin;
-    const u32 count = left < task.page ? left : task.page;
-    const u64 at = task.cache_at(state.slot, begin);
-    score_page(task, row, static_cast<const C*>(task.k_cache) + at, count);
-    for (u32 g = 0; g < task.group; ++g) weigh_page(row, g, count);
-    gather_page(task, row, static_cast<const C*>(task.v_cache) + at, count);
+  const u32 first = task.first_seen(state.position);
+  for (u32 page = first / task.page * task.page; page <= state.position; page += task.page) {
+    const u32 left = state.position + 1 - page;
+    const u64 at = task.cache_at(state.slot, page);
+    attend_page(task, row, static_cast<const C*>(task.k_cache) + at,
+                static_cast<const C*>(task.v_cache) + at, first > page ? first - page : 0,
+                left < task.page ? left : task.page);
   }
+  const u64 to_gates = u64{task.heads} * d;
   for (u32 g = 0; g < task.group; ++g) {
-    const f32* const sums = row.out + g * row.d_stride;
-    for (u32 i = 0; i < d; ++i) out[u64{g} * d + i] = sums[i] / row.total[g];
+    const f32* const gate = task.gated ? q + to_gates + u64{g} * d : nullptr;
+    finish_head(task, row, g, gate, out + u64{g} * d);
   }
 }
 
@@ -179,8 +224,8 @@ GPURT_SIMD_FN void attend_rows(const AttentionTask& task, const BodyContext& con
   const u64 width = u64{task.heads} * task.head_dim;
   const u64 first = u64{task.kv_head} * task.group * task.head_dim;
   for (u32 r = 0; r < context.step->rows; ++r) {
-    const u64 at = r * width + first;
-    attend<C>(task, context.rows[r], row, task.q + at, task.out + at);
+    const f32* const q = task.q + r * width * (task.gated ? 2 : 1) + first;
+    attend<C>(task, context.rows[r], row, q, task.out + r * width + first);
   }
 }
 
@@ -188,7 +233,7 @@ GPURT_SIMD_FN void attention_run(const AttentionTask& task, const BodyContext& c
   using W = Workspace;
   AttentionRow row{};
   row.d_stride = padded_lanes(task.head_dim);
-  row.page_stride = padded_lanes(task.page);
+  row.page_stride = padded_lanes(task.page + kTile);  // a tile of scores may begin anywhere
   const u64 g = task.group;
   Workspace workspace(context, 2 * W::padded<f32>(g * row.d_stride) +
                                    W::padded<f32>(g * row.page_stride) + 2 * W::padded<f32>(g) +

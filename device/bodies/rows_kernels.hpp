@@ -10,7 +10,8 @@ GPURT_SIMD_FN void copy_row(const X* from, f32* to, u32 k, u64 stride) {
   if (whole < k) store(to + whole, load_part(from + whole, k - whole));
 }
 
-/// x = x * rsqrt(mean(x^2) + eps) * norm, in place; x is zero from k to the next kPadLanes.
+/// x = x * rsqrt(mean(x^2) + eps) * norm, in place; norm null: without weights. x is zero from k to
+/// the next kPadLanes.
 GPURT_SIMD_FN void normalise_row(f32* x, const f32* norm, u32 k, f32 eps) {
   Vf squares[4] = {splat(0.0F), splat(0.0F), splat(0.0F), splat(0.0F)};
   for (u32 i = 0; i < k; i += 4 * kLanes) {
@@ -22,13 +23,10 @@ GPURT_SIMD_FN void normalise_row(f32* x, const f32* norm, u32 k, f32 eps) {
   const Quad sums = sums_of(squares);
   const f32 mean = ((sums[0] + sums[2]) + (sums[1] + sums[3])) / static_cast<f32>(k);
   const Vf scale = splat(1.0F / __builtin_sqrtf(mean + eps));
-  const u32 whole = k / kLanes * kLanes;
-  for (u32 i = 0; i < whole; i += kLanes) {
-    store(x + i, mul(mul(load(x + i), scale), load(norm + i)));
-  }
-  if (whole < k) {
-    const Vf tail = load_part(norm + whole, k - whole);
-    store(x + whole, mul(mul(load(x + whole), scale), tail));
+  for (u32 i = 0; i < k; i += kLanes) {
+    Vf v = mul(load(x + i), scale);
+    if (norm) v = mul(v, i + kLanes <= k ? load(norm + i) : load_part(norm + i, k - i));
+    store(x + i, v);
   }
 }
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gpurt.body import StepRows, Target
 from gpurt.buffer import DTYPES
 from gpurt.graph import Graph, Operator
-from gpurt.graphs.ops.attention import ATTENTION, attention
+from gpurt.graphs.ops.attention import ATTENTION, attention, ring_pages
 from gpurt.graphs.ops.dtypes import to_float32, to_storage
 from tests.helpers.host_bodies import bodies, guarded, levels
 from tests.helpers.oracle import step_rows
@@ -35,13 +35,18 @@ class Case:
     cache: str = "f32"
     qk_norm: bool = False
     context: int = CONTEXT
+    window: int = 0
+    weightless: bool = False
+    rotated: bool = True
+    gated: bool = False
+    out_eps: float = 0.0
     seed: int = 0
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
         rows, d = len(self.step.token), self.head_dim
-        per_slot = -(-self.context // self.page)
+        per_slot = ring_pages(self.window, rows, self.context, self.page)
         pages = SLOTS * per_slot
 
         def normal(*shape: int) -> NDArray[np.float32]:
@@ -49,7 +54,7 @@ class Case:
 
         angles = np.arange(self.context)[:, None] / 100.0 ** (np.arange(d // 2) / (d // 2))
         self.arrays = {
-            "q": guarded(normal(rows, self.heads * d)),
+            "q": guarded(normal(rows, self.heads * d * (1 + self.gated))),
             "kv": guarded(normal(rows, 2 * self.kv_heads * d)),
             "page_table": rng.permutation(pages).astype(np.uint32).reshape(SLOTS, per_slot),
             "rope": guarded(
@@ -76,11 +81,15 @@ class Case:
             graph.state("k_cache", a["k_cache"].shape, self.cache),
             graph.state("v_cache", a["v_cache"].shape, self.cache),
             graph.state("page_table", a["page_table"].shape, "u32"),
-            graph.weight("rope", a["rope"].shape, "f32", a["rope"]),
+            graph.weight("rope", a["rope"].shape, "f32", a["rope"]) if self.rotated else None,
             graph.activation("out", a["out"].shape, "f32"),
             heads=self.heads,
             qk_norm=qk_norm,
             eps=1e-6,
+            window=self.window,
+            weightless_qk_norm=self.weightless,
+            gated=self.gated,
+            out_eps=self.out_eps,
         )
 
     def run(self, level: str, scratch_bytes: int = 1 << 20) -> dict[str, NDArray[Any]]:
@@ -109,15 +118,19 @@ class Case:
         return arrays
 
     def poison_beyond(self) -> None:
-        """NaN in every cache entry that no row of the step may read."""
-        for slot in range(SLOTS):
-            own = self.step.position[self.step.slot == slot]
-            valid = int(own.min()) if len(own) else 0  # the step itself writes the rest
-            for index, page in enumerate(self.arrays["page_table"][slot]):
-                first = max(0, valid - index * self.page)
-                for name in STATES:
-                    values = self.arrays[name][page, :, first:]
-                    values.view(np.uint8)[...] = 0xFF
+        """NaN in every cache entry that no row of the step may read, or that the step writes."""
+        table = self.arrays["page_table"]
+        hidden = np.ones(self.arrays["k_cache"].shape[:3], bool)
+        rows = list(zip(self.step.slot, self.step.position, strict=True))
+        written = {(int(slot), int(position)) for slot, position in rows}
+        for slot, position in rows:
+            first = max(0, int(position) + 1 - self.window) if self.window else 0
+            for p in range(first, int(position) + 1):
+                page = table[slot, p // self.page % table.shape[1]]
+                if (int(slot), p) not in written:
+                    hidden[page, :, p % self.page] = False
+        for name in STATES:
+            self.arrays[name].view(np.uint8)[hidden] = 0xFF
 
 
 def rows_of(*runs: tuple[int, int, int]) -> StepRows:
@@ -177,6 +190,31 @@ def test_every_head_shape_equals_the_reference(
     level: str, cache: str, shape: dict[str, int], qk_norm: bool
 ) -> None:
     case = Case(STEPS["mixed"], cache=cache, qk_norm=qk_norm, **shape)
+    case.poison_beyond()
+    check(case, level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("step", ["first", "decode", "prefill", "mixed", "last"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 1},
+        {"window": 20},
+        {"window": 33, "page": 7, "cache": "bf16"},
+        {"window": CONTEXT},
+        {"rotated": False},
+        {"weightless": True},
+        {"gated": True},
+        {"out_eps": 1e-5},
+        {"window": 16, "weightless": True, "gated": True, "out_eps": 1e-5, "head_dim": 20},
+    ],
+    ids=str,
+)
+def test_windows_gates_and_norms_equal_the_reference(
+    level: str, step: str, options: dict[str, Any]
+) -> None:
+    case = Case(STEPS[step], **options)
     case.poison_beyond()
     check(case, level)
 

@@ -33,7 +33,7 @@ from tests.helpers.host_bodies import HostBodies, levels, random_weight  # noqa:
 
 LAYERS = 30
 TILE_BYTES = 32 << 10
-HEADS, KV_HEADS, HEAD_DIM, PAGE = 9, 3, 64, 16
+HEADS, KV_HEADS, HEAD_DIM, PAGE = 9, 3, 64, 64
 
 
 @dataclass
@@ -127,6 +127,7 @@ def bench_attention(
     params = {
         "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "page": PAGE,
         "pages_per_slot": pages, "scale": 0.125, "eps": 0.0, "cache_dtype": code,
+        "window": 0, "rope": 1, "qk_norm_kind": 0, "gated": 0, "out_eps": 0.0,
     }  # fmt: skip
 
     def run(repeats: int) -> None:

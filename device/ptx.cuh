@@ -173,6 +173,12 @@ GPURT_FN void mma_m16n8k16_bf16(f32 (&d)[4], const uint4& a, u32 b0, u32 b1) {
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
+// 2^x to 2 ulp; one instruction, where exp2f takes care of denormals by several.
+GPURT_FN f32 ex2_approx_ftz(f32 x) {
+  f32 v;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+  return v;
+}
 // Two floats to a pair of bf16, round to nearest even; NaN becomes 0x7FFF, never the sentinel.
 GPURT_FN u32 pack_bf16x2(f32 low, f32 high) {
   u32 v;

@@ -12,10 +12,13 @@
 // So the order of sums hangs on positions alone: not on rows, context, team or worker. Every
 // multiply-add is written out (fmaf, and NVRTC's --fmad=false): no instance fuses other pairs.
 //
-// What a step needs but the vectors themselves is read before they are polled for, since each
-// dependent load is a trip to L2: an acquire anywhere on the SM empties its L1.
-// A lane holds 8 consecutive dimensions: D/8 lanes read one position (16 bytes a lane in a 16-bit
-// cache), 32/(D/8) positions at a time, kBatch times before the first use.
+// Written for latency: a task runs once a layer, between the same SM's matvec tasks.
+//   - Code is small and its loops are rolled: 53 KB of straight code cost 9 us of instruction fetch
+//     on each call, four times what the work takes.
+//   - What a step needs but the vectors themselves is read before they are polled for, since each
+//     dependent load is a trip to L2: an acquire anywhere on the SM empties its L1.
+//   - A lane holds 8 consecutive dimensions: D/8 lanes read one position (16 bytes a lane in a
+//     16-bit cache), 32/(D/8) positions at a time, kBatch times before the first use.
 #pragma once
 #include "elements.cuh"
 
@@ -27,16 +30,16 @@ constexpr u32 kVirtualWarps = 16;
 template <u32 D, u32 GROUP, u32 CACHE>
 struct attention_of {
   static_assert(D == 64 || D == 128, "head dimensions that fill lanes of 8");
-  static constexpr u32 kLanes = D / 8;            // lanes a position
-  static constexpr u32 kPositions = 32 / kLanes;  // positions a warp reads at once
-  // Such reads in flight, and query heads a pass: what 96 registers hold. An odd group's last pass
-  // computes its last head twice.
-  static constexpr u32 kBatch = CACHE == kF32 ? 2 : 4;
-  static constexpr u32 kHeads = GROUP <= 3 ? GROUP : GROUP % 2 == 0 ? 2 : 3;
-  static constexpr u32 kPasses = (GROUP + kHeads - 1) / kHeads;
-  static constexpr u32 kChunk = kBatch * kPositions;  // a page is a multiple of it
+  static constexpr u32 kLanes = D / 8;                  // lanes a position
+  static constexpr u32 kPositions = 32 / kLanes;        // positions a warp reads at once
+  static constexpr u32 kBatch = CACHE == kF32 ? 2 : 4;  // such reads in flight
+  static constexpr u32 kChunk = kBatch * kPositions;    // a page is a multiple of it
   static constexpr u32 kRowsMax = 16;
   static constexpr u32 kHeadFloats = D + 4;  // D outputs, max, sum; aligned to 16 bytes
+  // Query heads a pass: as many as have room for a row's partials.
+  static constexpr u32 kHeadsRoom = 20480 / (kVirtualWarps * kHeadFloats * 4);
+  static constexpr u32 kHeads = GROUP < kHeadsRoom ? GROUP : kHeadsRoom;
+  static constexpr u32 kPasses = (GROUP + kHeads - 1) / kHeads;
   static constexpr u32 kPartialFloats = kHeads * kHeadFloats;
   static constexpr u32 kQueryRows = 2048 / (GROUP * D) == 0 ? 1 : 2048 / (GROUP * D);
 
@@ -57,7 +60,7 @@ struct attention_of {
   static_assert(kItemsMax >= kVirtualWarps, "a row's partials must fit");
 
   struct Shape {
-    u32 heads, kv_heads, kv_head, page, pages_per_slot;
+    u32 heads, kv_heads, kv_head, page_log2, pages_per_slot;
     f32 scale_log2e, eps;
     const f32* rope;
     const f32* qk_norm;  // null: no norm
@@ -69,11 +72,15 @@ struct attention_of {
     bool q_payload, kv_payload;
   };
 
-  // Running softmax of kHeads heads over one lane's 8 dimensions.
+  // Running softmax of one head over one lane's 8 dimensions.
   struct Partial {
-    f32 max[kHeads];
-    f32 sum[kHeads];
-    f32 out[kHeads][8];
+    f32 max, sum;
+    f32 out[8];
+  };
+
+  // A chunk as a warp holds it: kBatch positions a lane.
+  struct Chunk {
+    typename Elements<CACHE>::Eight keys[kBatch], values[kBatch];
   };
 
   // Each phase is a function of its own, which reads from the record what it needs: the values of
@@ -87,22 +94,22 @@ struct attention_of {
     }
     context.sync();
     read_first_pages(task, context, rows);
-    u32 most = 1;
+    u32 most_log2 = 0;  // virtual warps of the longest row, rounded up to a power of two
+#pragma unroll 1
     for (u32 row = 0; row < rows; ++row) {
-      most = max(most, virtual_warps(scratch.place[row].position));
+      while (1u << most_log2 < virtual_warps(scratch.place[row].position)) ++most_log2;
     }
-    const u32 rows_at_once = max(1u, min(kQueryRows, kItemsMax / (most * kPasses)));
+    const u32 rows_at_once = min(kQueryRows, kItemsMax >> most_log2);
+#pragma unroll 1
     for (u32 first = 0; first < rows; first += rows_at_once) {
       const u32 here = min(rows_at_once, rows - first);
       make_vectors(task, context, first == 0 ? rows : 0, first, here);
       context.sync();
-      // A row whose passes do not fit together is done pass by pass.
-      const u32 pairs = here * kPasses, pairs_at_once = min(pairs, kItemsMax / most);
-      for (u32 pair = 0; pair < pairs; pair += pairs_at_once) {
-        const u32 count = min(pairs_at_once, pairs - pair);
-        fold_items(task, context, first, pair, count, most);
+#pragma unroll 1
+      for (u32 head = 0; head < GROUP; head += kHeads) {
+        fold_items(task, context, first, here, head, most_log2);
         context.sync();
-        merge(task, context, first, pair, count, most);
+        merge(task, context, first, here, head, most_log2);
         context.sync();
       }
     }
@@ -117,7 +124,7 @@ struct attention_of {
     s.heads = task.param[0];
     s.kv_heads = task.param[1];
     s.kv_head = task.tile[0];
-    s.page = task.param[3];
+    s.page_log2 = 31 - __clz(static_cast<i32>(task.param[3]));  // a power of two
     s.pages_per_slot = task.param[4];
     s.scale_log2e = param_f32(task, 5) * 1.44269504f;
     s.eps = param_f32(task, 6);
@@ -152,12 +159,13 @@ struct attention_of {
   }
 
   __device__ static u32 page_of(const Shape& s, const Place& place, u32 position) {
-    return s.page_table[place.slot * s.pages_per_slot + position / s.page];
+    return s.page_table[place.slot * s.pages_per_slot + (position >> s.page_log2)];
   }
 
   // Index of a lane's first element of a position in a cache.
   __device__ static u64 element(const Shape& s, u32 page, u32 position, u32 sub) {
-    return ((u64(page) * s.kv_heads + s.kv_head) * s.page + position % s.page) * D + sub * 8;
+    const u32 offset = position & ((1u << s.page_log2) - 1);
+    return (((u64(page) * s.kv_heads + s.kv_head) << s.page_log2) + offset) * D + sub * 8;
   }
 
   // ---- 2: keys and values of `kv_rows` rows, queries of rows [first, first + here)
@@ -171,6 +179,7 @@ struct attention_of {
     const u32 lane = context.thread % 32, sub = lane % kLanes, half = kLanes / 2;
     const u32 kv_jobs = 2 * kv_rows, jobs = kv_jobs + here * GROUP;
     const u64 width = u64(s.kv_heads) * D;
+#pragma unroll 1
     for (u32 base = context.thread / 32 * kPositions; base < jobs;
          base += context.team_threads / kLanes) {
       // A lane without a job repeats the last one, and stores nothing.
@@ -230,175 +239,146 @@ struct attention_of {
     }
   }
 
-  // ---- 3: pairs (row, pass) [pair, pair + count), times virtual warps, over the team's warps
-  // -----
+  // ---- 3: (row, virtual warp) items over the team's warps, heads [head, head + kHeads)
+  // ------------
   __device__ __noinline__ static void fold_items(const TaskRecord& task, const BodyContext& context,
-                                                 u32 first, u32 pair, u32 count, u32 most) {
+                                                 u32 first, u32 here, u32 head, u32 most_log2) {
     const Shape s = shape_of(task, context);
     Scratch& scratch = scratch_of(context);
-    for (u32 item = context.thread / 32; item < count * most; item += context.team_threads / 32) {
-      const u32 at = pair + item / most, row = at / kPasses, warp = item % most;
+    const u32 lane = context.thread % 32, end = min(head + kHeads, GROUP);
+#pragma unroll 1
+    for (u32 item = context.thread / 32; item < here << most_log2;
+         item += context.team_threads / 32) {
+      const u32 row = item >> most_log2, warp = item & ((1u << most_log2) - 1);
       const Place place = scratch.place[first + row];
       if (warp >= virtual_warps(place.position)) continue;
-      Partial part;
-      fold_chunks(s, place, scratch.first_page[first + row][warp], scratch.query[row],
-                  at % kPasses * kHeads, warp, context.thread % 32, part);
-      park(scratch.partial + item * kPartialFloats, part, context.thread % 32);
-    }
-  }
-
-  // The chunks of one virtual warp. Ends with the same values in every group of kLanes lanes.
-  __device__ static void fold_chunks(const Shape& s, const Place& place, u32 page,
-                                     const f32 (&query)[GROUP][D], u32 head, u32 warp, u32 lane,
-                                     Partial& part) {
-    const u32 count = place.position + 1;
-#pragma unroll
-    for (u32 h = 0; h < kHeads; ++h) {
-      part.max[h] = -3.0e38f;  // finite: a difference of two of them is 0, not NaN
-      part.sum[h] = 0;
-#pragma unroll
-      for (u32 i = 0; i < 8; ++i) part.out[h][i] = 0;
-    }
-    u32 begin = warp * kChunk;
+      const u32 count = place.position + 1;
+      Chunk chunk;
+      u32 loaded = warp * kChunk;
+      read_chunk(s, scratch.first_page[first + row][warp], loaded, count, lane, chunk);
 #pragma unroll 1
-    while (begin < count) {
-      const u32 next = begin + kVirtualWarps * kChunk;
-      const u32 next_page = page_of(s, place, next < count ? next : begin);
-      fold_chunk(s, query, head, page, begin, min(kChunk, count - begin), lane, part);
-      begin = next;
-      page = next_page;
+      for (u32 h = head; h < end; ++h) {
+        Partial part{-3.0e38f, 0, {}};  // finite: a difference of two of them is 0, not NaN
+        f32 q[8];
+        read8(scratch.query[row][h] + lane % kLanes * 8, q);
+#pragma unroll 1
+        for (u32 begin = warp * kChunk; begin < count; begin += kVirtualWarps * kChunk) {
+          // With one chunk a virtual warp, all heads share the one read.
+          if (begin != loaded) {
+            read_chunk(s, page_of(s, place, begin), begin, count, lane, chunk);
+            loaded = begin;
+          }
+          fold_chunk(q, chunk, count - begin, lane / kLanes, part);
+        }
+        join_groups(part);
+        park(scratch.partial + item * kPartialFloats + (h - head) * kHeadFloats, part, lane);
+      }
     }
-    join_groups(part);
   }
 
-  GPURT_FN static void read_batch(u64 cache, u64 start, u32 group, u32 valid,
-                                  typename Elements<CACHE>::Eight (&batch)[kBatch]) {
+  // Positions [begin, count) of a chunk; later ones are not read: what lies there may be NaN.
+  GPURT_FN static void read_chunk(const Shape& s, u32 page, u32 begin, u32 count, u32 lane,
+                                  Chunk& chunk) {
+    const u32 position = begin + lane / kLanes;
+    const u64 start = element(s, page, begin, lane % kLanes) + lane / kLanes * D;
 #pragma unroll
     for (u32 b = 0; b < kBatch; ++b) {
       const u32 step = b * kPositions;
-      batch[b] = Elements<CACHE>::read8(cache, start + step * D, group + step < valid);
-    }
-  }
-
-  // One chunk: kBatch positions of this lane's group. Positions from `valid` on weigh nothing, and
-  // are not read: what lies there may be NaN.
-  __device__ static void fold_chunk(const Shape& s, const f32 (&query)[GROUP][D], u32 head,
-                                    u32 page, u32 begin, u32 valid, u32 lane, Partial& part) {
-    typename Elements<CACHE>::Eight keys[kBatch], values[kBatch];
-    const u32 group = lane / kLanes, sub = lane % kLanes;
-    const u64 start = element(s, page, begin, sub) + group * D;
-    read_batch(s.k_cache, start, group, valid, keys);
-    // Three heads' sums leave no registers for keys and values at once.
-    constexpr bool kValuesLate = kHeads == 3 && CACHE != kF32;
-    if constexpr (!kValuesLate) read_batch(s.v_cache, start, group, valid, values);
-    f32 score[kBatch][kHeads];
-#pragma unroll
-    for (u32 h = 0; h < kHeads; ++h) {
-      f32 q[8];
-      read8(query[min(head + h, GROUP - 1)] + sub * 8, q);
-#pragma unroll
-      for (u32 b = 0; b < kBatch; ++b) {
-        f32 key[8];
-        Elements<CACHE>::unpack8(keys[b], key);
-        f32 sum = 0;
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) sum = fmaf(q[i], key[i], sum);
-        score[b][h] = sum;
-      }
-    }
-    if constexpr (kValuesLate) read_batch(s.v_cache, start, group, valid, values);
-#pragma unroll
-    for (u32 step = 1; step < kLanes; step *= 2) {
-#pragma unroll
-      for (u32 b = 0; b < kBatch; ++b) {
-#pragma unroll
-        for (u32 h = 0; h < kHeads; ++h) score[b][h] += __shfl_xor_sync(~0u, score[b][h], step);
-      }
-    }
-#pragma unroll
-    for (u32 h = 0; h < kHeads; ++h) {
-      f32 top = part.max[h];
-#pragma unroll
-      for (u32 b = 0; b < kBatch; ++b) {
-        if (group + b * kPositions < valid) top = fmaxf(top, score[b][h]);
-      }
-      const f32 shrink = exp2f(part.max[h] - top);
-      part.max[h] = top;
-      part.sum[h] *= shrink;
-#pragma unroll
-      for (u32 i = 0; i < 8; ++i) part.out[h][i] *= shrink;
-#pragma unroll
-      for (u32 b = 0; b < kBatch; ++b) {
-        score[b][h] = group + b * kPositions < valid ? exp2f(score[b][h] - top) : 0.0f;
-        part.sum[h] += score[b][h];
-      }
+      chunk.keys[b] = Elements<CACHE>::read8(s.k_cache, start + step * D, position + step < count);
     }
 #pragma unroll
     for (u32 b = 0; b < kBatch; ++b) {
+      const u32 step = b * kPositions;
+      chunk.values[b] =
+          Elements<CACHE>::read8(s.v_cache, start + step * D, position + step < count);
+    }
+  }
+
+  // Positions from `valid` on weigh nothing.
+  GPURT_FN static void fold_chunk(const f32 (&q)[8], const Chunk& chunk, u32 valid, u32 group,
+                                  Partial& part) {
+    f32 score[kBatch];
+#pragma unroll
+    for (u32 b = 0; b < kBatch; ++b) {
+      f32 key[8];
+      Elements<CACHE>::unpack8(chunk.keys[b], key);
+      score[b] = 0;
+#pragma unroll
+      for (u32 i = 0; i < 8; ++i) score[b] = fmaf(q[i], key[i], score[b]);
+    }
+#pragma unroll
+    for (u32 step = 1; step < kLanes; step *= 2) {
+#pragma unroll
+      for (u32 b = 0; b < kBatch; ++b) score[b] += __shfl_xor_sync(~0u, score[b], step);
+    }
+    f32 top = part.max;
+#pragma unroll
+    for (u32 b = 0; b < kBatch; ++b) {
+      if (group + b * kPositions < valid) top = fmaxf(top, score[b]);
+    }
+    const f32 shrink = ex2_approx_ftz(part.max - top);
+    part.max = top;
+    part.sum *= shrink;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) part.out[i] *= shrink;
+#pragma unroll
+    for (u32 b = 0; b < kBatch; ++b) {
+      const f32 weight = group + b * kPositions < valid ? ex2_approx_ftz(score[b] - top) : 0.0f;
+      part.sum += weight;
       f32 value[8];
-      Elements<CACHE>::unpack8(values[b], value);
+      Elements<CACHE>::unpack8(chunk.values[b], value);
 #pragma unroll
-      for (u32 h = 0; h < kHeads; ++h) {
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) part.out[h][i] = fmaf(score[b][h], value[i], part.out[h][i]);
-      }
+      for (u32 i = 0; i < 8; ++i) part.out[i] = fmaf(weight, value[i], part.out[i]);
     }
   }
 
   // The groups of a warp took different positions: one partial from them, the same in all lanes.
-  __device__ static void join_groups(Partial& part) {
-#pragma unroll
+  GPURT_FN static void join_groups(Partial& part) {
+#pragma unroll 1
     for (u32 step = kLanes; step < 32; step *= 2) {
+      const f32 other_max = __shfl_xor_sync(~0u, part.max, step);
+      const f32 other_sum = __shfl_xor_sync(~0u, part.sum, step);
+      const f32 top = fmaxf(part.max, other_max);
+      const f32 mine = ex2_approx_ftz(part.max - top), theirs = ex2_approx_ftz(other_max - top);
+      part.max = top;
+      // Products and one sum: both sides of a pair must round alike, which fmaf would not.
+      part.sum = __fadd_rn(__fmul_rn(part.sum, mine), __fmul_rn(other_sum, theirs));
 #pragma unroll
-      for (u32 h = 0; h < kHeads; ++h) {
-        const f32 other_max = __shfl_xor_sync(~0u, part.max[h], step);
-        const f32 other_sum = __shfl_xor_sync(~0u, part.sum[h], step);
-        const f32 top = fmaxf(part.max[h], other_max);
-        const f32 mine = exp2f(part.max[h] - top), theirs = exp2f(other_max - top);
-        part.max[h] = top;
-        // Products and one sum: both sides of a pair must round alike, which fmaf would not.
-        part.sum[h] = __fadd_rn(__fmul_rn(part.sum[h], mine), __fmul_rn(other_sum, theirs));
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) {
-          const f32 other = __shfl_xor_sync(~0u, part.out[h][i], step);
-          part.out[h][i] = __fadd_rn(__fmul_rn(part.out[h][i], mine), __fmul_rn(other, theirs));
-        }
+      for (u32 i = 0; i < 8; ++i) {
+        const f32 other = __shfl_xor_sync(~0u, part.out[i], step);
+        part.out[i] = __fadd_rn(__fmul_rn(part.out[i], mine), __fmul_rn(other, theirs));
       }
     }
   }
 
-  __device__ static void park(f32* to, const Partial& part, u32 lane) {
-#pragma unroll
-    for (u32 h = 0; h < kHeads; ++h) {
-      if (lane < kLanes) {
-        Elements<kF32>::store8(reinterpret_cast<u64>(to + h * kHeadFloats), lane * 8, part.out[h]);
-      }
-      if (lane == 0) {
-        to[h * kHeadFloats + D] = part.max[h];
-        to[h * kHeadFloats + D + 1] = part.sum[h];
-      }
+  GPURT_FN static void park(f32* to, const Partial& part, u32 lane) {
+    if (lane < kLanes) Elements<kF32>::store8(reinterpret_cast<u64>(to), lane * 8, part.out);
+    if (lane == 0) {
+      to[D] = part.max;
+      to[D + 1] = part.sum;
     }
   }
 
   // ---- 4: four outputs a thread, virtual warps in order
   // ------------------------------------------
   __device__ __noinline__ static void merge(const TaskRecord& task, const BodyContext& context,
-                                            u32 first, u32 pair, u32 count, u32 most) {
+                                            u32 first, u32 here, u32 head, u32 most_log2) {
     const Shape s = shape_of(task, context);
-    Scratch& scratch = scratch_of(context);
+    const Scratch& scratch = scratch_of(context);
     constexpr u32 kFours = D / 4;
-    for (u32 at = context.thread; at < count * kHeads * kFours; at += context.team_threads) {
-      const u32 here = pair + at / (kHeads * kFours), h = at / kFours % kHeads;
-      const u32 row = first + here / kPasses, head = here % kPasses * kHeads + h;
-      if (head >= GROUP) continue;
-      const u32 warps = virtual_warps(scratch.place[row].position);
-      const f32* from =
-          scratch.partial + at / (kHeads * kFours) * most * kPartialFloats + h * kHeadFloats;
+#pragma unroll 1
+    for (u32 at = context.thread; at < here * kHeads * kFours; at += context.team_threads) {
+      const u32 row = at / (kHeads * kFours), h = at / kFours % kHeads;
+      if (head + h >= GROUP) continue;
+      const u32 warps = virtual_warps(scratch.place[first + row].position);
+      const f32* from = scratch.partial + (row << most_log2) * kPartialFloats + h * kHeadFloats;
       f32 top = from[D];
+#pragma unroll 4
       for (u32 w = 1; w < warps; ++w) top = fmaxf(top, from[w * kPartialFloats + D]);
       f32 sum = 0, a = 0, b = 0, c = 0, d = 0;
+#pragma unroll 2
       for (u32 w = 0; w < warps; ++w, from += kPartialFloats) {
-        const f32 weight = exp2f(from[D] - top);
+        const f32 weight = ex2_approx_ftz(from[D] - top);
         const float4 x = *reinterpret_cast<const float4*>(from + at % kFours * 4);
         sum = fmaf(from[D + 1], weight, sum);
         a = fmaf(x.x, weight, a);
@@ -406,8 +386,9 @@ struct attention_of {
         c = fmaf(x.z, weight, c);
         d = fmaf(x.w, weight, d);
       }
-      f32* to = s.out + (u64(row) * s.heads + s.kv_head * GROUP + head) * D + at % kFours * 4;
-      store_granule(reinterpret_cast<u64>(to), a / sum, b / sum, c / sum, d / sum);
+      const u64 column = u64(first + row) * s.heads + s.kv_head * GROUP + head + h;
+      store_granule(reinterpret_cast<u64>(s.out + column * D + at % kFours * 4), __fdividef(a, sum),
+                    __fdividef(b, sum), __fdividef(c, sum), __fdividef(d, sum));
     }
   }
 };

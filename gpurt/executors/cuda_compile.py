@@ -31,6 +31,7 @@ STAGE_BYTES = 32768  # kStageBytes of device/shared_memory.cuh
 SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes there, by team
 SLOT_BYTES = 3072  # slots and barriers there, rounded up
 STAGES_MAX = 16
+PAGE_MIN = 16  # positions: attention's largest chunk
 # fmad=false: a body writes its multiply-adds out, so that no instance of a template and no
 # compiler version fuses other pairs than another.
 OPTIONS = ("--std=c++20", "--fmad=false", "--ptxas-options=-v")
@@ -230,6 +231,10 @@ def attention_shape(params: Sequence[Param]) -> tuple[int, int, int]:
     if dim not in (64, 128):
         msg = f"attention with heads of {dim} elements - at the plan"
         raise GraphError(f'{msg} - the CUDA body takes 64 and 128; use device="host"')
+    page = int(params[3])
+    if page & (page - 1) or page < PAGE_MIN:
+        msg = f"a cache page of {page} positions - at the plan"
+        raise GraphError(f"{msg} - the CUDA body takes powers of two from {PAGE_MIN} on")
     return dim, heads // kv_heads, cache
 
 

@@ -40,8 +40,6 @@ extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads, 1) run_tasks()
     shared().slots[0].record = task;
     shared().slots[0].step = step_state(program)->step;
     shared().leaving = 0;
-    shared().fault.kind = 0;
-    shared().fault.is_claimed = 0;
     shared().rows = step_state(program)->rows;
     shared().sample_count = step_state(program)->sample_count;
   }
@@ -49,15 +47,8 @@ extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads, 1) run_tasks()
   const BodyContext context{&program, step_state(program), step_rows(program),
                             step_sample_rows(program), step_sampled(program),
                             at<const SlotState>(program.slots), shared().scratch, blockIdx.x,
-                            threadIdx.x, 0, step_state(program)->step};
+                            threadIdx.x, step_state(program)->step};
   Bodies::run_cold(task, context);
-  __syncthreads();
-  const auto& note = shared().fault;  // the storer warp would publish it
-  if (threadIdx.x == 0 && note.kind != kFaultNone) {
-    Fault* fault = &at<HostControl>(program.host_control)->fault;
-    for (u32 i = 0; i < 3; ++i) fault->detail[i] = note.detail[i];
-    store_release_system(&fault->kind, note.kind);
-  }
 }
 """
 

@@ -77,6 +77,9 @@ def test_attention_takes_heads_of_64_and_128_only() -> None:
     assert attention_shape((32, 8, 128, 64, 4, 0.1, 0.0, 2)) == (128, 4, 2)
     with pytest.raises(GraphError, match=r"^attention with heads of 96 elements"):
         attention_shape((8, 8, 96, 64, 4, 0.1, 0.0, 2))
+    for page in (8, 48):
+        with pytest.raises(GraphError, match=f"^a cache page of {page} positions"):
+            attention_shape((8, 8, 64, page, 4, 0.1, 0.0, 2))
 
 
 # ---- cache -----------------------------------------------------------------------------------

@@ -31,6 +31,12 @@ class HostExecutor:
 def wire_layout() -> dict[str, tuple[int, dict[str, tuple[int, int]]]]: ...
 def wire_constants() -> dict[str, int]: ...
 def body_names() -> list[str]: ...
+def simd_level() -> str:
+    """Instructions that the bodies use: portable, avx2 or avx512.
+
+    Raises: ValueError if GPURT_SIMD is none of them, or more than this CPU has.
+    """
+
 def dlpack_view(source: object) -> NDArray[Any]:
     """A numpy view of a CPU tensor; bf16 as uint16 bit patterns."""
 

@@ -133,6 +133,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("wire_layout", &gpurt::wire_layout);
   m.def("wire_constants", &gpurt::wire_constants);
   m.def("body_names", &gpurt::body_names);
+  m.def("simd_level", [] { return gpurt::host::simd_name(gpurt::host::simd_level()); });
   m.def("dlpack_view", &gpurt::dlpack_view);
   m.def("clock_ns", [] { return gpurt::clock_ns(); });
   m.def("wait_output", &gpurt::wait_output, py::call_guard<py::gil_scoped_release>());

@@ -40,6 +40,11 @@ using f64 = double;
 
 enum class SimdLevel : u32 { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
 
+inline const char* simd_name(SimdLevel level) {
+  constexpr const char* kNames[] = {"portable", "avx2", "avx512"};
+  return kNames[static_cast<u32>(level)];
+}
+
 /// The best level this CPU has. kAvx512 needs VNNI too: without it AVX2 is as fast here.
 inline SimdLevel simd_supported() {
 #if GPURT_SIMD_X86
@@ -62,12 +67,11 @@ inline SimdLevel simd_parse(const char* wanted) {
   if (wanted == nullptr) return best;
   const std::string name(wanted);
   const std::string tail = " - at GPURT_SIMD - use portable, avx2 or avx512, or unset it";
-  const char* const names[] = {"portable", "avx2", "avx512"};
-  for (u32 level = 0; level < 3; ++level) {
-    if (name != names[level]) continue;
-    if (level <= static_cast<u32>(best)) return static_cast<SimdLevel>(level);
-    throw std::invalid_argument("this CPU has " + std::string(names[static_cast<u32>(best)]) +
-                                " at most, not " + name + tail);
+  for (const SimdLevel level : {SimdLevel::kPortable, SimdLevel::kAvx2, SimdLevel::kAvx512}) {
+    if (name != simd_name(level)) continue;
+    if (level <= best) return level;
+    throw std::invalid_argument("this CPU has " + std::string(simd_name(best)) + " at most, not " +
+                                name + tail);
   }
   throw std::invalid_argument("'" + name + "' is no SIMD level" + tail);
 }

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gpurt import _native, wire
 from gpurt.body import Body
 from gpurt.buffer import DTYPES
-from gpurt.errors import ClosedError, DeviceError, PlanError
+from gpurt.errors import ClosedError, ConfigError, DeviceError, PlanError
 from gpurt.executors import program
 from gpurt.executors.base import HostView, Options, RawTrace
 from gpurt.executors.contents import packed_array, source_array
@@ -44,8 +44,13 @@ def load(
 ) -> HostExecutor:
     """Allocate, fill weights and state, and make the workers' program. Starts nothing.
 
-    progress: called as (what, done, total). Raises: PlanError, GraphError, DeviceError.
+    progress: called as (what, done, total). Raises: PlanError, GraphError, DeviceError; ConfigError
+    for a bad GPURT_SIMD.
     """
+    try:
+        _native.simd_level()  # a worker thread could not raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if plan.target.kind != "host":
         msg = f"a plan for {plan.target.kind} cannot run on host threads - at {plan.name}"
         raise DeviceError(f"{msg} - plan for a host target")

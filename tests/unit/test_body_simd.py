@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -25,6 +29,26 @@ def test_each_level_is_loaded_or_named_as_missing(level: str) -> None:
     else:
         with pytest.raises(SimdError, match=rf"at most, not {level} - at GPURT_SIMD"):
             HostBodies(level)
+
+
+LOAD = """
+from gpurt import Graph, body
+from gpurt.body import Target
+from gpurt.executors import host
+from gpurt.executors.base import Options
+from gpurt.planner import plan
+graph = Graph()
+graph.task(body("fill", lambda y: None), reads=[], writes=[graph.output("y", [4], "f32")])
+host.load(plan(graph, Target("host", 1)), graph, Options(workers=1))
+"""
+
+
+def test_a_bad_level_is_a_config_error_when_a_plan_is_loaded() -> None:
+    environment = {**os.environ, "GPURT_SIMD": "sse9"}
+    command = [sys.executable, "-c", LOAD]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "ConfigError: 'sse9' is no SIMD level - at GPURT_SIMD" in ended.stderr
 
 
 EDGES = [0.0, -0.0, 1.0, -1.5, 65504.0, 65519.99, 65520.0, 1e30, -1e30, 6.1e-5, 6e-8, 2.9e-8, 3e-8]

@@ -231,6 +231,11 @@ def attention_shape(params: Sequence[Param]) -> tuple[int, int, int]:
     if dim not in (64, 128):
         msg = f"attention with heads of {dim} elements - at the plan"
         raise GraphError(f'{msg} - the CUDA body takes 64 and 128; use device="host"')
+    # window, rope, qk_norm_kind, gated, out_eps
+    extra = [float(p) for p in params[8:13]] or [0.0, 1.0, 0.0, 0.0, 0.0]
+    if extra[0] or not extra[1] or extra[2] > 1 or extra[3] or extra[4]:
+        msg = "attention with a window, a gate, an output norm, weightless norms or no rotation"
+        raise GraphError(f'{msg} - at the plan - not on cuda yet; use device="host"')
     page = int(params[3])
     if page & (page - 1) or page < PAGE_MIN:
         msg = f"a cache page of {page} positions - at the plan"

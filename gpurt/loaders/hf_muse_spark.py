@@ -34,10 +34,8 @@ def text_tensors(
         del kept[name]
     if not towers:
         return kept, []
-    notice = (
-        f"vision and audio towers skipped ({len(towers)} tensors): gpurt runs text in, text out"
-    )
-    return kept, [notice]
+    skipped = f"vision and audio towers skipped ({len(towers)} tensors)"
+    return kept, [f"{skipped}: gpurt takes text and gives text"]
 
 
 def config_from_json(

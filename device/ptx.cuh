@@ -147,6 +147,10 @@ GPURT_FN f32 ld_shared_f32(u32 from) {
   return v;
 }
 
+GPURT_FN void st_shared_f32(u32 to, f32 v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
+}
+
 // ---- barriers and clocks ---------------------------------------------------------------------
 // Among the `threads` of a team; the loader and other service warps never take part.
 GPURT_FN void bar_sync(u32 barrier, u32 threads) {

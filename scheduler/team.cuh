@@ -142,8 +142,11 @@ GPURT_FN TeamState run_way(TeamState state) {
   if constexpr (kHotBody != kNoBody) {
     if (state.route == 0) return hot_loop<0>(state);
     if (state.route == 1) return hot_loop<1>(state);
-    if constexpr (matvec::kWays > 2)
-      return state.route == 2 ? hot_loop<2>(state) : hot_loop<3>(state);
+    if constexpr (matvec::kWays > 2) {
+      if (state.route == 2) return hot_loop<2>(state);
+      if (state.route == 3) return hot_loop<3>(state);
+      return state.route == 4 ? hot_loop<4>(state) : hot_loop<5>(state);
+    }
   }
   return state;
 }

@@ -53,61 +53,78 @@ struct matvec : MatvecTask {
     cursor.advance();
   }
 
-  template <u32 X, u32 TILES>
+  // All that the end of the task needs is worked out before its inputs are there, and pinned.
+  template <u32 X, u32 ROWS>
   GPURT_FN static void run_team(u32 turn, StageCursor& cursor, u32& half) {
+    using Activations = MatvecActivations<X, ROWS>;
+    constexpr u32 kTiles = Activations::kTiles;
     const Shape s = shape_of(slot_of(turn).record);
     const u32 warp = threadIdx.x / 32, stride = kVirtual >> s.tile_log2;
     u32 chunk = warp >> s.tile_log2;
-    MatvecActivations<X, TILES> x;
+    Activations x;
     start(x, slot_of(turn), s, chunk);
     x.load();
-    Output first = output_of(slot_of(turn).record, s, threadIdx.x, 0, tile_rows(s, 0),
-                             slot_of(turn).step);
-    load_residual(s, first);
-    pin(first.y), pin(first.part), pin(first.bits);
-    f32 sum[TILES][2][4] = {};
-    f32 squares[TILES] = {};
+    Output o = first_output(s, 0, turn);
+    u32 part = part_offset(s, warp), left = (s.chunks + stride - 1) >> (4 - s.tile_log2);
+    u32 base = shared_address(&half_of(half));
+    pin(o.y), pin(o.part), pin(o.bits), pin(part), pin(base);
+    f32 sum[kTiles][2][4] = {};
+    f32 squares[kTiles][Activations::kLoads] = {};
     u32 stall = 0;
-    for (u32 begin = 0; begin < s.chunks; begin += stride, chunk += stride) {
+    for (bool is_first = true;; is_first = false) {
       uint4 unit[4];
-      u32 pair[TILES][8];
+      u32 pair[kTiles][8];
       // A stage is released before its task's input is there where registers allow it.
-      if constexpr (X == kBf16) take_unit(cursor, unit, stall);
+      if constexpr (X == kBf16 || ROWS == 1) take_unit(cursor, unit, stall);
       if ((s.flags & kXPayload) != 0) x.wait();
 #pragma unroll
-      for (u32 t = 0; t < TILES; ++t) x.convert(t, s.norm, pair[t], squares[t]);
-      if constexpr (X != kBf16) take_unit(cursor, unit, stall);
+      for (u32 t = 0; t < kTiles; ++t) x.convert(t, s.norm, pair[t], squares[t]);
+      if constexpr (X != kBf16 && ROWS != 1) take_unit(cursor, unit, stall);
       // What lies behind a short stage is of an earlier copy: any bits, NaN too.
       if (chunk < s.chunks) {
 #pragma unroll
-        for (u32 t = 0; t < TILES; ++t) multiply(unit, pair[t], sum[t]);
+        for (u32 t = 0; t < kTiles; ++t) multiply(unit, pair[t], sum[t]);
       }
-      if (begin == 0 && (s.flags & kXPayload) != 0) trace_met(turn);
+      if (is_first && (s.flags & kXPayload) != 0) trace_met(turn);
+      if (--left == 0) break;
       // After the mma, into the registers that they read: a copy of a register whose load is in
       // flight would wait for it.
-      if (begin + stride < s.chunks) {
-        x.advance(stride);
-        x.load();
-      }
+      chunk += stride;
+      x.advance(stride);
+      x.load();
     }
 #pragma unroll
-    for (u32 t = 0; t < TILES; ++t) {
-      Half& mine = half_of(half);
-      store_part(mine, warp, sum[t], s.rows - t * kRowTile);
-      if (s.norm != 0 && (warp & ((1u << s.tile_log2) - 1)) == 0)
-        store_squares(mine, warp >> s.tile_log2, squares[t]);
+    for (u32 t = 0; t < kTiles; ++t) {
+      store_part(base + part, sum[t], s.rows - t * kRowTile);
+      if ((s.flags & kHasNorm) != 0) {
+        const f32 all = Activations::sum_squares(squares[t]);
+        if ((warp & ((1u << s.tile_log2) - 1)) == 0)
+          store_squares(half_of(half), warp >> s.tile_log2, all);
+      }
       team_sync();
-      finish_tile(mine, s, t, turn, first);
+      finish_tile(base, s, t, turn, o);
       half ^= 1;
+      if (t + 1 < kTiles) {
+        base = shared_address(&half_of(half));
+        o = first_output(s, t + 1, turn);
+      }
     }
     trace_stall(turn, stall);
+  }
+
+  // This thread's first output of a tile of step rows, its residual under way.
+  GPURT_FN static Output first_output(const Shape& s, u32 tile, u32 turn) {
+    const Slot& slot = slot_of(turn);
+    Output o = output_of(slot.record, s, threadIdx.x, tile, tile_rows(s, tile), slot.step);
+    load_residual(s, o);
+    return o;
   }
 
   // ---- a team of 1 warp: all virtual warps, their sums in shared memory ----------------------------
   struct Single {
     Half half;
-    float4 sum[2][kVirtual][2][32];  // [tile][virtual warp][chain][lane]
-    f32 squares[2][kVirtual][32];    // [tile][K group][lane]
+    float4 sum[2][kVirtual][2][32];   // [tile][virtual warp][chain][lane]
+    f32 squares[2][kVirtual][4][32];  // [tile][K group][granule][lane]
   };
   static_assert(kTeamWarps != 1 || sizeof(Single) <= kScratchBytes);
 
@@ -118,8 +135,8 @@ struct matvec : MatvecTask {
     Single& single = *reinterpret_cast<Single*>(shared().scratch);
     for (u32 i = lane; i < 2 * kVirtual * 2 * 32; i += 32)
       (&single.sum[0][0][0][0])[i] = make_float4(0, 0, 0, 0);
-    for (u32 i = lane; i < 2 * kVirtual * 32; i += 32) (&single.squares[0][0][0])[i] = 0;
-    MatvecActivations<X, 2> x;
+    for (u32 i = lane; i < 2 * kVirtual * 4 * 32; i += 32) (&single.squares[0][0][0][0])[i] = 0;
+    MatvecActivations<X, 16> x;
     start(x, slot_of(turn), s, 0);
     u32 stall = 0;
     for (u32 begin = 0; begin < s.chunks; begin += groups) {
@@ -133,19 +150,24 @@ struct matvec : MatvecTask {
       cursor.advance();
     }
     trace_stall(turn, stall);
-    for (u32 t = 0; t * kRowTile < s.rows; ++t) finish_single(s, single, t, turn);
+    for (u32 t = 0; t * kRowTile < s.rows; ++t) finish_single<X>(s, single, t, turn);
   }
 
   template <u32 X>
-  GPURT_FN static void multiply_group(const Shape& s, Single& single, MatvecActivations<X, 2>& x,
+  GPURT_FN static void multiply_group(const Shape& s, Single& single, MatvecActivations<X, 16>& x,
                                       u32 stage, u32 group) {
+    constexpr u32 kLoads = MatvecActivations<X, 16>::kLoads;
     const u32 lane = threadIdx.x % 32;
     u32 pair[2][8];
     x.load();
     if ((s.flags & kXPayload) != 0) x.wait();
 #pragma unroll
-    for (u32 t = 0; t < 2; ++t)
-      x.convert(t, s.norm, pair[t], single.squares[t][group][lane]);
+    for (u32 t = 0; t < 2; ++t) {
+      f32 squares[kLoads];
+      for (u32 i = 0; i < kLoads; ++i) squares[i] = single.squares[t][group][i][lane];
+      x.convert(t, s.norm, pair[t], squares);
+      for (u32 i = 0; i < kLoads; ++i) single.squares[t][group][i][lane] = squares[i];
+    }
     for (u32 tile = 0; tile < 1u << s.tile_log2; ++tile) {
       const u32 v = (group << s.tile_log2) + tile;
       uint4 unit[4];
@@ -170,26 +192,30 @@ struct matvec : MatvecTask {
     }
   }
 
+  template <u32 X>
   GPURT_FN static void finish_single(const Shape& s, Single& single, u32 t, u32 turn) {
-    const u32 lane = threadIdx.x % 32;
+    constexpr u32 kLoads = MatvecActivations<X, 16>::kLoads;
+    const u32 base = shared_address(&single.half);
     for (u32 v = 0; v < kVirtual; ++v) {
       f32 sum[2][4];
       get_sum(single, t, v, sum);
-      store_part(single.half, v, sum, s.rows - t * kRowTile);
+      store_part(base + part_offset(s, v), sum, s.rows - t * kRowTile);
     }
-    for (u32 group = 0; group < kVirtual >> s.tile_log2; ++group)
-      store_squares(single.half, group, single.squares[t][group][lane]);
+    for (u32 group = 0; group < kVirtual >> s.tile_log2; ++group) {
+      f32 squares[kLoads];
+      for (u32 i = 0; i < kLoads; ++i)
+        squares[i] = single.squares[t][group][i][threadIdx.x % 32];
+      store_squares(single.half, group, MatvecActivations<X, 16>::sum_squares(squares));
+    }
     __syncwarp();
-    const Slot& slot = slot_of(turn);
-    Output first = output_of(slot.record, s, lane, 0, tile_rows(s, 0), slot.step);
-    load_residual(s, first);
-    finish_tile(single.half, s, t, turn, first);
+    Output o = first_output(s, t, turn);
+    finish_tile(base, s, t, turn, o);
     __syncwarp();
   }
 
   // ---- the roles of the hot loop -----------------------------------------------------------------
   // Each way gets a loop of its own, with the registers it needs.
-  static constexpr u32 kWays = kTeamWarps == 1 ? 2 : 4;
+  static constexpr u32 kWays = kTeamWarps == 1 ? 2 : 6;
 
   // Whether a task without counter edges must follow a team barrier: an ordinary input may be what
   // this team wrote in the task before (an order edge). Payload inputs tell by themselves.
@@ -203,7 +229,7 @@ struct matvec : MatvecTask {
     const u32 is_bf16 = task.param[kXDtype] == kBf16 ? 1 : 0;
     if constexpr (kTeamWarps == 1) return is_bf16;
     const u32 rows = task.param[kSampled] != 0 ? shared().sample_count : shared().rows;
-    return rows <= kRowTile ? is_bf16 : is_bf16 + 2;
+    return rows == 1 ? is_bf16 : rows <= kRowTile ? is_bf16 + 2 : is_bf16 + 4;
   }
 
   template <u32 WAY>
@@ -212,7 +238,7 @@ struct matvec : MatvecTask {
     if constexpr (kTeamWarps == 1) {
       run_single<x>(turn, cursor);
     } else {
-      run_team<x, WAY / 2 + 1>(turn, cursor, half);
+      run_team<x, WAY < 2 ? 1 : WAY < 4 ? 8 : 16>(turn, cursor, half);
     }
   }
 };

@@ -1,10 +1,13 @@
-// matvec's activations on the GPU: a lane's 16 columns of one chunk, for TILES tiles of 8 step rows.
+// matvec's activations on the GPU: a warp's part of one chunk of 64 columns, for ROWS step rows.
 //
-// X is kF32 or kBf16. Lane (g, c) takes granules c, c + 4, ... of a chunk's 8 (bf16) or 16 (f32), of
-// step rows g, g + 8: the B operand of four mma after conversion. So the lanes of a row read 64
-// neighbouring bytes at a time, whole sectors: the lines of a payload edge are polled by every SM,
-// and what limits a hop is how many sectors their L2 slices must serve. The packing of W has its
-// columns in the same order (graphs/ops/packing.py).
+// X is kF32 or kBf16, ROWS is 1, 8 or 16: the most rows that this variant takes. A chunk of a row is
+// 8 (bf16) or 16 (f32) granules; lane (g, c) needs granules c, c + 4, ... of step rows g and g + 8,
+// the B operand of four mma after conversion. The packing of W has its columns in the same order
+// (graphs/ops/packing.py).
+//   8, 16 rows   every lane loads what it needs: a row's four lanes read 64 bytes at a time
+//   1 row        the first lanes load one granule each, so that one request brings the chunk; after
+//                conversion they pass it on to lanes 0..3. The lines of a payload edge are polled by
+//                every SM at once, and requests at their L2 slices are what a hop waits for.
 // Loads go to L2 for payload and for ordinary inputs alike, so one path serves both.
 #pragma once
 #include "../stream.cuh"
@@ -13,27 +16,30 @@ namespace gpurt {
 
 constexpr u32 kMatvecRowTile = 8;  // rows of a step in one mma: its n
 
-template <u32 X, u32 TILES>
+template <u32 X, u32 ROWS>
 struct MatvecActivations {
-  static constexpr u32 kGranules = X == kBf16 ? 2 : 4;
+  static constexpr u32 kTiles = ROWS == 16 ? 2 : 1;
+  static constexpr u32 kGranules = X == kBf16 ? 2 : 4;     // that a lane needs of a row
+  static constexpr u32 kLoads = ROWS == 1 ? 1 : kGranules;  // that it loads itself
+  static constexpr u32 kColumnLanes = ROWS == 1 ? 4 * kGranules : 4;
   static constexpr u32 kElementBytes = X == kBf16 ? 2 : 4;
   static constexpr u32 kChunkBytes = 64 * kElementBytes;
   static constexpr u32 kGranuleStride = 64;  // bytes: four lanes' granules
-  uint4 raw[TILES][kGranules];  // in flight from load() to wait()
-  u64 at[TILES];                // this lane's first granule of the current chunk
-  u32 offset;                   // of that granule in its row, bytes
-  u32 row_bytes;                // 0: there is no row to read
+  uint4 raw[kTiles][kLoads];  // in flight from load() to wait()
+  u64 at[kTiles];             // this lane's first granule of the current chunk
+  u32 offset;                 // of that granule in its row, bytes
+  u32 row_bytes;              // 0: there is no row to read
 
   // row(j): the row of x that belongs to row j of the output. Lanes beyond the last row read that
   // one again: it costs no further sector, and their columns of the product are never stored.
   template <class Row>
   GPURT_FN void start(u64 x, u32 k, u32 chunk, u32 rows, Row row) {
     const u32 lane = threadIdx.x % 32;
-    offset = chunk * kChunkBytes + lane % 4 * 16;
+    offset = chunk * kChunkBytes + lane % kColumnLanes * 16;
     row_bytes = rows == 0 ? 0 : k * kElementBytes;
 #pragma unroll
-    for (u32 t = 0; t < TILES; ++t) {
-      const u32 j = t * kMatvecRowTile + lane / 4;
+    for (u32 t = 0; t < kTiles; ++t) {
+      const u32 j = ROWS == 1 ? 0 : t * kMatvecRowTile + lane / 4;
       const u32 source = rows == 0 ? 0 : row(j < rows ? j : rows - 1);
       at[t] = x + u64{source} * row_bytes + offset;
     }
@@ -42,24 +48,24 @@ struct MatvecActivations {
   GPURT_FN void advance(u32 chunks) {
     offset += chunks * kChunkBytes;
 #pragma unroll
-    for (u32 t = 0; t < TILES; ++t) at[t] += chunks * kChunkBytes;
+    for (u32 t = 0; t < kTiles; ++t) at[t] += chunks * kChunkBytes;
   }
 
   // Zeros beyond the row's end, where W is padded with zeros: zero never looks like the sentinel.
   GPURT_FN void load() {
 #pragma unroll
-    for (u32 t = 0; t < TILES; ++t) {
+    for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (u32 i = 0; i < kGranules; ++i) raw[t][i] = make_uint4(0, 0, 0, 0);
+      for (u32 i = 0; i < kLoads; ++i) raw[t][i] = make_uint4(0, 0, 0, 0);
     }
     reload();
   }
 
   GPURT_FN void reload() {
 #pragma unroll
-    for (u32 t = 0; t < TILES; ++t) {
+    for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (u32 i = 0; i < kGranules; ++i) {
+      for (u32 i = 0; i < kLoads; ++i) {
         if (offset + i * kGranuleStride < row_bytes)
           raw[t][i] = ld_relaxed_gpu_b128(at[t] + i * kGranuleStride);
       }
@@ -69,9 +75,9 @@ struct MatvecActivations {
   GPURT_FN bool missing() const {
     bool any = false;
 #pragma unroll
-    for (u32 t = 0; t < TILES; ++t) {
+    for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (u32 i = 0; i < kGranules; ++i) any |= is_sentinel(raw[t][i]);
+      for (u32 i = 0; i < kLoads; ++i) any |= is_sentinel(raw[t][i]);
     }
     return any;
   }
@@ -82,10 +88,11 @@ struct MatvecActivations {
   }
 
   // To bf16 pairs in mma order: pair[2j], pair[2j + 1] are B of mma j. `norm`: address of the norm
-  // weights (f32 x only), 0 if there are none; with them, adds this lane's squares.
-  GPURT_FN void convert(u32 t, u64 norm, u32 (&pair)[8], f32& squares) const {
+  // weights (f32 x only), 0 if there are none; with them, adds each granule's squares to its own
+  // sum, so that all variants add them in one order.
+  GPURT_FN void convert(u32 t, u64 norm, u32 (&pair)[8], f32 (&squares)[kLoads]) const {
 #pragma unroll
-    for (u32 i = 0; i < kGranules; ++i) {
+    for (u32 i = 0; i < kLoads; ++i) {
       const uint4 v = raw[t][i];
       if constexpr (X == kBf16) {
         pair[4 * i] = v.x, pair[4 * i + 1] = v.y, pair[4 * i + 2] = v.z, pair[4 * i + 3] = v.w;
@@ -93,14 +100,49 @@ struct MatvecActivations {
         f32 a = __uint_as_float(v.x), b = __uint_as_float(v.y);
         f32 c = __uint_as_float(v.z), d = __uint_as_float(v.w);
         if (norm != 0 && offset + i * kGranuleStride < row_bytes) {
-          squares = __fmaf_rn(a, a, squares), squares = __fmaf_rn(b, b, squares);
-          squares = __fmaf_rn(c, c, squares), squares = __fmaf_rn(d, d, squares);
+          squares[i] = __fmaf_rn(a, a, squares[i]), squares[i] = __fmaf_rn(b, b, squares[i]);
+          squares[i] = __fmaf_rn(c, c, squares[i]), squares[i] = __fmaf_rn(d, d, squares[i]);
           const float4 weight =
               __ldg(reinterpret_cast<const float4*>(norm + offset + i * kGranuleStride));
           a *= weight.x, b *= weight.y, c *= weight.z, d *= weight.w;
         }
         pair[2 * i] = pack_bf16x2(a, b), pair[2 * i + 1] = pack_bf16x2(c, d);
       }
+    }
+    if constexpr (ROWS == 1) pass_on(pair);
+  }
+
+  // The squares of a chunk's columns of this lane's row, the same in its four lanes (ROWS == 1: in
+  // all lanes that loaded).
+  GPURT_FN static f32 sum_squares(const f32 (&squares)[kLoads]) {
+    f32 sum[kLoads];
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      sum[i] = squares[i] + __shfl_xor_sync(~0u, squares[i], 1);
+      sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
+    }
+    if constexpr (ROWS == 1) {
+#pragma unroll
+      for (u32 step = 4; step < 4 * kGranules; step *= 2)
+        sum[0] += __shfl_xor_sync(~0u, sum[0], step);
+      return sum[0];
+    } else if constexpr (kGranules == 2) {
+      return sum[0] + sum[1];
+    } else {
+      return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    }
+  }
+
+ private:
+  // One row: lane c + 4i's words become lane c's granule i. Other lanes hold what they like: their
+  // columns of the product belong to no row.
+  GPURT_FN static void pass_on(u32 (&pair)[8]) {
+    constexpr u32 kWords = 8 / kGranules;
+#pragma unroll
+    for (u32 i = 1; i < kGranules; ++i) {
+#pragma unroll
+      for (u32 w = 0; w < kWords; ++w)
+        pair[kWords * i + w] = __shfl_down_sync(~0u, pair[w], 4 * i);
     }
   }
 };

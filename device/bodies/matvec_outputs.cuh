@@ -19,17 +19,20 @@ struct MatvecTask {
     kHasResidual = 32,
     kPaired = 64,  // swiglu: rows 2i and 2i + 1 of W make one output
     kYBf16 = 128,
+    kHasNorm = 256,
+    kExtras = kHasResidual | kPaired | kHasNorm,
   };
   static constexpr u32 kVirtual = 16;  // virtual warps
   static constexpr u32 kRowTile = kMatvecRowTile;
-  static constexpr u32 kTokenStride = 20;  // floats: 16 rows, padded against bank conflicts
-  static constexpr u32 kPartFloats = kRowTile * kTokenStride;
+  static constexpr u32 kGroupStride = 20;  // floats: 16 sums, padded against bank conflicts
+  static constexpr u32 kTokenFloats = 16 * kGroupStride;
 
   // Partial sums of one tile of 8 step rows. Two of them take turns, so that one team barrier per
   // tile is enough: who writes one again has passed the barrier after its last reading.
-  struct Half {
-    f32 part[kVirtual][kPartFloats];  // [virtual warp][step row][row of W]
-    f32 squares[kVirtual][kRowTile];  // [K group][step row]
+  // A row's sums lie side by side, K group after K group of its row tile, for loads of 16 bytes.
+  struct alignas(16) Half {
+    f32 part[kRowTile][16][kGroupStride];    // [step row][row of W][row tile * groups + group]
+    f32 squares[kRowTile][kGroupStride];     // [step row][K group]
   };
   static_assert(2 * sizeof(Half) <= kScratchBytes);
 
@@ -40,6 +43,7 @@ struct MatvecTask {
     u32 tile_log2;  // log2 of R, the row tiles of this task
     u32 chunks;     // of 64 columns
     u32 flags;
+    u32 eps;  // bits of a float
     u64 norm;  // 0: none
   };
 
@@ -51,7 +55,7 @@ struct MatvecTask {
     u32 part;      // bytes from the start of a Half to its first partial sum
     u32 bits;      // OutputBit, and its step row within the tile << kRowShift
   };
-  enum OutputBit : u32 { kValid = 1, kStores = 2, kWordShift = 2, kRowShift = 4 };
+  enum OutputBit : u32 { kWorks = 1, kStores = 2, kWordShift = 2, kRowShift = 4 };
 
   GPURT_FN static Shape shape_of(const TaskRecord& task) {
     Shape s;
@@ -64,6 +68,8 @@ struct MatvecTask {
     if (task.addr[kArgResidual] != 0) s.flags |= kHasResidual;
     if (task.param[kEpilogue] == kSwiglu) s.flags |= kPaired;
     if (task.param[kYDtype] == kBf16) s.flags |= kYBf16;
+    if (s.norm != 0) s.flags |= kHasNorm;
+    s.eps = task.param[kEps];
     return s;
   }
 
@@ -82,54 +88,58 @@ struct MatvecTask {
   }
 
   // ---- partial sums ------------------------------------------------------------------------------
-  // One virtual warp's: lane (g, c) holds rows g and g + 8 of W, step rows 2c, 2c + 1.
-  GPURT_FN static void store_part(Half& half, u32 v, const f32 (&sum)[2][4], u32 rows) {
-    const u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    f32* to = half.part[v] + 2 * c * kTokenStride + g;
+  // Bytes from the start of a Half to where virtual warp `v` puts lane (g, c)'s sums: rows g and
+  // g + 8 of W, step rows 2c and 2c + 1.
+  GPURT_FN static u32 part_offset(const Shape& s, u32 v) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 tile = v & ((1u << s.tile_log2) - 1), group = v >> s.tile_log2;
+    const u32 slot = tile << (4 - s.tile_log2) | group;
+    return (lane % 4 * 2 * kTokenFloats + lane / 4 * kGroupStride + slot) * 4;
+  }
+
+  GPURT_FN static void store_part(u32 to, const f32 (&sum)[2][4], u32 rows) {
+    const u32 c = threadIdx.x % 4;
     if (2 * c < rows) {
-      to[0] = sum[0][0] + sum[1][0];
-      to[8] = sum[0][2] + sum[1][2];
+      st_shared_f32(to, sum[0][0] + sum[1][0]);
+      st_shared_f32(to + 8 * kGroupStride * 4, sum[0][2] + sum[1][2]);
     }
     if (2 * c + 1 < rows) {
-      to[kTokenStride] = sum[0][1] + sum[1][1];
-      to[kTokenStride + 8] = sum[0][3] + sum[1][3];
+      st_shared_f32(to + kTokenFloats * 4, sum[0][1] + sum[1][1]);
+      st_shared_f32(to + (kTokenFloats + 8 * kGroupStride) * 4, sum[0][3] + sum[1][3]);
     }
   }
 
-  // The squares of a K group: four lanes hold a step row's columns. All row tiles hold the same.
+  // The squares of a K group; `squares` is the same in the lanes of a step row.
   GPURT_FN static void store_squares(Half& half, u32 group, f32 squares) {
-    squares += __shfl_xor_sync(~0u, squares, 1);
-    squares += __shfl_xor_sync(~0u, squares, 2);
-    if (threadIdx.x % 4 == 0) half.squares[group][threadIdx.x % 32 / 4] = squares;
+    if (threadIdx.x % 4 == 0) half.squares[threadIdx.x % 32 / 4][group] = squares;
   }
 
-  // An output's K groups, in four chains. GROUPS is a constant so that every address is one register
-  // and an offset. Intrinsics here and below: no variant may contract what another does not.
+  // K groups side by side from shared address `from`, in four chains. GROUPS is a constant so that
+  // every address is one register and an offset.
   template <u32 GROUPS>
-  GPURT_FN static f32 sum_groups(u32 part) {
-    constexpr u32 kApart = kVirtual / GROUPS * kPartFloats * 4;
-    f32 chain[4] = {};
+  GPURT_FN static f32 sum_groups(u32 from) {
+    if constexpr (GROUPS == 1) {
+      return ld_shared_f32(from);
+    } else if constexpr (GROUPS == 2) {
+      return ld_shared_f32(from) + ld_shared_f32(from + 4);
+    } else {
+      f32 chain[4] = {};
 #pragma unroll
-    for (u32 group = 0; group < GROUPS; ++group)
-      chain[group % 4] += ld_shared_f32(part + group * kApart);
-    return (chain[0] + chain[1]) + (chain[2] + chain[3]);
-  }
-
-  GPURT_FN static f32 sum_of(u32 part, u32 tile_log2) {
-    if (tile_log2 == 0) return sum_groups<16>(part);
-    if (tile_log2 == 1) return sum_groups<8>(part);
-    if (tile_log2 == 2) return sum_groups<4>(part);
-    if (tile_log2 == 3) return sum_groups<2>(part);
-    return sum_groups<1>(part);
-  }
-
-  GPURT_FN static f32 inverse_rms(const Half& half, const Shape& s, u32 j, f32 eps) {
-    f32 squares = 0;
-#pragma unroll
-    for (u32 group = 0; group < kVirtual; ++group) {
-      if (group << s.tile_log2 < kVirtual) squares += half.squares[group][j];
+      for (u32 i = 0; i < GROUPS / 4; ++i) {
+        const uint4 v = ld_shared_b128(from + i * 16);
+        chain[0] += __uint_as_float(v.x), chain[1] += __uint_as_float(v.y);
+        chain[2] += __uint_as_float(v.z), chain[3] += __uint_as_float(v.w);
+      }
+      return (chain[0] + chain[1]) + (chain[2] + chain[3]);
     }
-    return rsqrtf(__fadd_rn(__fdividef(squares, static_cast<f32>(s.k)), eps));
+  }
+
+  GPURT_FN static f32 sum_of(u32 from, u32 tile_log2) {
+    if (tile_log2 == 0) return sum_groups<16>(from);
+    if (tile_log2 == 1) return sum_groups<8>(from);
+    if (tile_log2 == 2) return sum_groups<4>(from);
+    if (tile_log2 == 3) return sum_groups<2>(from);
+    return sum_groups<1>(from);
   }
 
   // ---- outputs -----------------------------------------------------------------------------------
@@ -142,13 +152,16 @@ struct MatvecTask {
     const u32 paired = (s.flags & kPaired) != 0 ? 1 : 0, bf16 = (s.flags & kYBf16) != 0 ? 1 : 0;
     const u32 width = task.param[kN] >> paired, column = n >> paired;
     const bool valid = j < rows && n < task.tile[1];
-    o.part = ((r / 16) * kPartFloats + j * kTokenStride + r % 16) * 4;
+    const u32 slot = (r / 16) << (4 - s.tile_log2);
+    // A lane without an output sums some other's partial sums, and stores nothing.
+    o.part = valid ? (j * kTokenFloats + r % 16 * kGroupStride + slot) * 4 : 0;
     const u64 y = arg_address(task, kArgY, step, gpurt_program.payload_set_bytes);
     o.y = y + ((u64{tile * kRowTile + j} * width + column) << (2 - bf16));
     // Lanes from one stored value or granule to the next.
     const u32 apart = ((s.flags & kYPayload) != 0 ? 4u << bf16 : 1u) << paired;
-    o.bits = column % 4 << kWordShift | j << kRowShift;
-    if (valid) o.bits |= (r & (apart - 1)) == 0 ? kValid | kStores : kValid;
+    o.bits = column % 4 << kWordShift | (valid ? j << kRowShift : 0);
+    if (at - at % 32 < rows << (4 + s.tile_log2)) o.bits |= kWorks;
+    if (valid && (r & (apart - 1)) == 0) o.bits |= kStores;
     o.held = make_uint4(0, 0, 0, 0);
     o.residual = 0;
     if ((s.flags & kHasResidual) != 0 && valid) {
@@ -202,32 +215,38 @@ struct MatvecTask {
     if ((o.bits & kStores) != 0) st_relaxed_gpu_b128(o.y, granule);
   }
 
-  GPURT_FN static void finish(const Half& half, const Shape& s, Output& o, u32 turn) {
-    f32 value = 0;
-    if ((o.bits & kValid) != 0) value = sum_of(shared_address(&half) + o.part, s.tile_log2);
-    if (s.norm != 0) {
-      const f32 eps = __uint_as_float(slot_of(turn).record.param[kEps]);
-      value = __fmul_rn(value, inverse_rms(half, s, o.bits >> kRowShift & (kRowTile - 1), eps));
+  // What only some tasks have, in the order of the contract. Intrinsics: no variant may contract what
+  // another does not.
+  GPURT_FN static f32 add_extras(u32 half, const Shape& s, Output& o, f32 value) {
+    if ((s.flags & kHasNorm) != 0) {
+      const u32 squares = half + kRowTile * kTokenFloats * 4 + (o.bits >> kRowShift) * kGroupStride * 4;
+      const f32 mean = __fdividef(sum_of(squares, s.tile_log2), static_cast<f32>(s.k));
+      value = __fmul_rn(value, rsqrtf(__fadd_rn(mean, __uint_as_float(s.eps))));
     }
     if ((s.flags & kPaired) != 0) {
       const f32 up = __shfl_down_sync(~0u, value, 1);
       value = __fmul_rn(__fdividef(value, __fadd_rn(1.0f, __expf(-value))), up);
     }
     if ((s.flags & kHasResidual) != 0) value = __fadd_rn(value, residual_of(s, o));
+    return value;
+  }
+
+  // All lanes of a warp. `half`: shared address of the Half that the team has filled.
+  GPURT_FN static void finish(u32 half, const Shape& s, Output& o) {
+    f32 value = sum_of(half + o.part, s.tile_log2);
+    if ((s.flags & kExtras) != 0) value = add_extras(half, s, o, value);
     store(s, o, value);
   }
 
-  // The outputs of one tile, a lane each; `first` is this thread's, of tile 0, worked out early.
-  GPURT_FN static void finish_tile(const Half& half, const Shape& s, u32 tile, u32 turn,
-                                   Output first) {
-    const u32 rows = tile_rows(s, tile), outputs = rows << (4 + s.tile_log2);
-    for (u32 at = threadIdx.x; at - at % 32 < outputs; at += kTeamThreads) {
-      if (tile != 0 || at >= kTeamThreads) {
-        const Slot& slot = slot_of(turn);
-        first = output_of(slot.record, s, at, tile, rows, slot.step);
-        load_residual(s, first);
-      }
-      finish(half, s, first, turn);
+  // The outputs of one tile, a lane each; `o` is this thread's first.
+  GPURT_FN static void finish_tile(u32 half, const Shape& s, u32 tile, u32 turn, Output& o) {
+    for (u32 at = threadIdx.x; (o.bits & kWorks) != 0;) {
+      finish(half, s, o);
+      at += kTeamThreads;
+      if (at - at % 32 >= tile_rows(s, tile) << (4 + s.tile_log2)) break;
+      const Slot& slot = slot_of(turn);
+      o = output_of(slot.record, s, at, tile, tile_rows(s, tile), slot.step);
+      load_residual(s, o);
     }
   }
 };

@@ -10,6 +10,7 @@ machine and day (us a layer at 33.6 / 8.4 / 2.1 MB a layer).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -190,8 +191,8 @@ class Chain:
             u = torch.rand(k, k, generator=generator, device="cuda") * 2 - 1
             self.w[layer] = (u * math.sqrt(3.0 / k)).to(torch.bfloat16)
         self.packed = pack_gpu(self.w).reshape(-1).view(torch.uint8)
-        u = torch.rand(rows, k, generator=generator, device="cuda") * 2 - 1
-        self.x0 = u.to(torch.bfloat16)
+        u = torch.rand(16, k, generator=generator, device="cuda") * 2 - 1
+        self.x0 = u[:rows].to(torch.bfloat16)
         self.x = torch.empty_like(self.x0)
 
     def rig(self, plan: Plan, options: Options) -> Rig:
@@ -252,8 +253,6 @@ def span_medians(rig: Rig, plan: Plan) -> dict[str, float]:
         gaps.append(int(starts.min()) - int(ends.max()))
     middle = spans[(at > 0) & (at < last)]
     medians = {f"{n}_ns": float(np.median(middle[n])) for n in ("wait", "run", "stall")}
-    late = np.array([np.median(middle["wait"][middle["worker"] == w]) for w in range(132)])
-    print("    shortest waits", [(int(w), int(late[w])) for w in np.argsort(late)[:5]], flush=True)
     return medians | {"boundary_ns": float(np.median(gaps))}
 
 
@@ -297,6 +296,19 @@ def measure(
     return row, want
 
 
+def check_bits(options: Options) -> None:
+    """Row 0 has the same bits for every number of rows, team and kind of edge."""
+    want: torch.Tensor | None = None
+    for rows, team, payload in itertools.product((1, 3, 16), (16, 1), (True, False)):
+        chain = Chain(4, 1024, rows)
+        plan = chain_plan(4, 1024, team=team, payload=payload, rows=rows)
+        chain.run(chain.rig(plan, options))
+        out = chain.result(plan, STEPS)[:, 0]
+        want = out if want is None else want
+        same = torch.equal(out.view(torch.int16), want.view(torch.int16))
+        print(f"  rows {rows:2d} team {team:2d} payload {payload}: {'equal' if same else 'WRONG'}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
@@ -306,9 +318,8 @@ def main() -> None:
     torch.cuda.init()
     options = Options(linger_ms=0, wait_timeout_ms=1000, queue_capacity=1)
     rows = []
-    print("== sanity: 4 x 1024^2", flush=True)
-    sanity = Chain(4, 1024, 1)
-    measure("payload", sanity, chain_plan(4, 1024), options, 1, None)
+    if not args.quick:
+        check_bits(options)
     for size in args.sizes.split(","):
         layers, k = SHAPES[size]
         print(f"== {size} MB a layer: {layers} x {k}^2", flush=True)

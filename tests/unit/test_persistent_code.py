@@ -1,0 +1,51 @@
+"""The persistent kernel's code, as NVRTC and ptxas report it: no GPU is needed.
+
+A spilled word in a stage loop costs the weight stream a quarter of its speed; no result shows it.
+"""
+
+import pytest
+
+from gpurt.body import Target
+from gpurt.errors import GpurtError
+from gpurt.executors.cuda_compile import Compiled, compile_kernel
+from gpurt.plan import Plan
+from tests.helpers.matvec_plan import matvec_plan
+
+pytest.importorskip("cuda.bindings.nvrtc")
+pytestmark = pytest.mark.timeout(300)
+
+DECODE_WAYS = 4  # f32 and bf16, 1 row and up to 8: the loops that set the speed of decoding
+
+
+@pytest.fixture(scope="module", params=[16, 1], ids=["team16", "team1"])
+def kernel(request: pytest.FixtureRequest) -> tuple[int, Compiled]:
+    return request.param, _compile(matvec_plan(team=request.param), "sm_90a")
+
+
+def _compile(plan: Plan, arch: str) -> Compiled:
+    try:
+        return compile_kernel(plan, {}, arch).compiled
+    except GpurtError as error:
+        if "NVRTC cannot be loaded" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+def test_hot_loops_of_decoding_spill_nothing(kernel: tuple[int, Compiled]) -> None:
+    team, compiled = kernel
+    for way in range(DECODE_WAYS if team == 16 else 2):
+        function = compiled.function(f"hot_loopILj{way}E")
+        assert function.spill_store_bytes == 0, function
+
+
+def test_a_block_of_the_team_fits_the_registers_of_an_sm(kernel: tuple[int, Compiled]) -> None:
+    team, compiled = kernel
+    entry = compiled.function("gpurt_persistent")
+    # Registers are given to the warps of an SM's quarter in blocks of 8: (team + 3) warps share.
+    warps_a_quarter = -(-(team + 3) // 4)
+    assert entry.registers * 32 * warps_a_quarter <= 16384
+
+
+def test_the_kernel_compiles_for_the_next_architecture() -> None:
+    plan = matvec_plan(team=16, target=Target("cuda", 148, 16, "sm_100a", 232448, 126 << 20))
+    assert _compile(plan, "sm_100a").cubin[:4] == b"\x7fELF"

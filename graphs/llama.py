@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.buffer import DTYPES, Buffer, f32
-from gpurt.errors import BoundError, GraphError
 from gpurt.graph import Graph
+from gpurt.graphs.bounds import empty_graph
 from gpurt.graphs.ops.attention import attention
 from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.matvec import matvec
@@ -120,15 +120,7 @@ def build(
     f16 or bf16 for all matrices; default: as stored. Weights are read when the plan is loaded.
     Raises: BoundError if context exceeds the model's; GraphError for an unknown dtype.
     """
-    bound = min(config.context, 2048) if context is None else context
-    if not 1 <= bound <= config.context:
-        msg = f"context is {bound}, the model was made for {config.context} positions"
-        raise BoundError(f"{msg} - at llama.build - use 1 to {config.context}")
-    for what, name in (("kv_dtype", kv_dtype), ("weight_dtype", weight_dtype or "f32")):
-        if name not in ("f32", "f16", "bf16"):
-            msg = f"{what} is {name!r} - at llama.build - use f32, f16 or bf16"
-            raise GraphError(msg)
-    graph = Graph(config.architecture, rows=rows, slots=slots, context=bound, vocab=config.vocab)
+    graph = empty_graph(config, "llama.build", rows, slots, context, kv_dtype, weight_dtype)
     return LlamaBuilder(graph, config, weights, kv_dtype, weight_dtype).build()
 
 

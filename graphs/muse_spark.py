@@ -12,6 +12,10 @@ C is an RMS norm with gain 1 + w, folded at load like the constants of the resid
 stream s is float32. Sliding layers rotate q and k and keep a ring of pages that holds their window;
 global layers do neither. Experts: only those that some row chose are computed; see ops/route.py.
 A layer may have a dense MLP in the experts' place. Source: transformers' models/muse_spark.
+
+With tp_size > 1 a graph is one rank's share: its heads, its part of every expert's inner width, of
+a dense MLP's, of the rows of Wpre, Wpost and the head. b and d are then summed over ranks, z, the
+widened y and the logits gathered; the embedding and the router are whole on every rank.
 Legend: B rows, H heads, K kv heads, D head dimension, E experts, M width of an expert's input.
 """
 
@@ -25,10 +29,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.buffer import DTYPES, Buffer, DType, f32, nvfp4
-from gpurt.errors import BoundError, GraphError
+from gpurt.buffer import DTYPES, Buffer, DType, Region, f32, nvfp4
+from gpurt.errors import GraphError
 from gpurt.graph import Graph
 from gpurt.graphs import weights as read
+from gpurt.graphs.bounds import empty_graph
+from gpurt.graphs.collectives import all_gather, all_reduce
 from gpurt.graphs.ops.attention import attention, ring_pages
 from gpurt.graphs.ops.combine import combine
 from gpurt.graphs.ops.embed import embed
@@ -162,25 +168,23 @@ def build(
     kv_dtype: str = "f32",
     weight_dtype: str | None = None,
     page: int = PAGE,
+    tp_size: int = 1,
+    tp_rank: int = 0,
 ) -> Graph:
     """The Graph of one step.
 
     rows: tokens one step can carry. slots: sequences one step can mix. context: positions of one
     sequence; default: the model's, at most 2048. kv_dtype: f32, bf16 or f16. weight_dtype: f32, f16
     or bf16 for matrices; default: as stored; experts in nvfp4 stay so, the router is always f32.
-    page: positions of a cache page. Weights are read when the plan is loaded.
-    Raises: BoundError if context exceeds the model's; GraphError for an unknown dtype.
+    page: positions of a cache page. tp_size, tp_rank: one rank's share, collectives looped back.
+    Weights are read when the plan is loaded. Raises: BoundError if context exceeds the model's;
+    GraphError for an unknown dtype, or if the model has no tp_size equal parts.
     """
-    bound = min(config.context, 2048) if context is None else context
-    if not 1 <= bound <= config.context:
-        msg = f"context is {bound}, the model was made for {config.context} positions"
-        raise BoundError(f"{msg} - at muse_spark.build - use 1 to {config.context}")
-    for what, name in (("kv_dtype", kv_dtype), ("weight_dtype", weight_dtype or "f32")):
-        if name not in ("f32", "f16", "bf16"):
-            msg = f"{what} is {name!r} - at muse_spark.build - use f32, f16 or bf16"
-            raise GraphError(msg)
-    graph = Graph(config.architecture, rows=rows, slots=slots, context=bound, vocab=config.vocab)
-    return _Builder(graph, config, weights, kv_dtype, weight_dtype, page).build()
+    if not 0 <= tp_rank < tp_size or config.kv_heads % tp_size or config.vocab % tp_size:
+        msg = f"rank {tp_rank} of {tp_size} for {config.kv_heads} kv heads, vocab {config.vocab}"
+        raise GraphError(f"{msg} - at muse_spark.build - use a tp_size that divides both")
+    graph = empty_graph(config, "muse_spark.build", rows, slots, context, kv_dtype, weight_dtype)
+    return _Builder(graph, config, weights, kv_dtype, weight_dtype, page, tp_size, tp_rank).build()
 
 
 def gate_constants(
@@ -206,9 +210,11 @@ class _Builder:
         kv_dtype: str,
         weight_dtype: str | None,
         page: int,
+        ranks: int,
+        rank: int,
     ) -> None:
         self.graph, self.config, self.weights = graph, config, weights
-        self.kv_dtype, self.page = kv_dtype, page
+        self.kv_dtype, self.page, self.ranks, self.rank = kv_dtype, page, ranks, rank
         self.weight_dtype = None if weight_dtype is None else DTYPES[weight_dtype]
         self.page_tables = {w: self.page_table(w) for w in sorted(set(config.windows))}
         self.ropes = {theta: self.rope(theta) for theta in sorted(set(config.thetas)) if theta}
@@ -224,11 +230,11 @@ class _Builder:
                 s = self.attention_half(layer, at, source, s)
                 s = self.mlp_half(layer, at, source, s)
         with graph.at("head", layer=config.layers):
-            logits = self.activation("logits", config.vocab)
+            logits = self.activation("logits", config.vocab // self.ranks)
             matvec(
                 graph,
                 s,
-                table if config.tied else self.matrix("head.w", "lm_head"),
+                self.head(table),
                 logits,
                 norm=self.vector("head.norm", f"{PREFIX}.norm.weight"),
                 sampled=True,
@@ -237,15 +243,23 @@ class _Builder:
                 softcap=config.softcap,
                 name="head",
             )
-            sample(graph, logits)
+            sample(graph, all_gather(graph, logits, self.ranks, sampled=True))
         return graph
+
+    def head(self, table: Buffer) -> Buffer | Region:
+        if not self.config.tied:
+            return self.matrix("head.w", "lm_head", cut=0)
+        width = table.shape[0] // self.ranks
+        return table[self.rank * width : (self.rank + 1) * width]
 
     # ---- halves of a layer -----------------------------------------------------------------
     def attention_half(self, layer: int, at: str, source: str, s: Buffer) -> Buffer:
         graph, config = self.graph, self.config
         out = self.attention(layer, at, source, s)
         b = self.activation(f"{at}.attention.b", config.hidden)
-        matvec(graph, out, self.matrix(f"{at}.o.w", f"{source}.self_attn.o_proj"), b, name="o")
+        o = self.matrix(f"{at}.o.w", f"{source}.self_attn.o_proj", cut=1)
+        matvec(graph, out, o, b, name="o")
+        b = all_reduce(graph, b, self.ranks)
         gate = f"{source}.post_attention_residual_gate"
         return self.residual(f"{at}.t", gate, b, s, "attention_residual")
 
@@ -264,17 +278,18 @@ class _Builder:
 
     def attention(self, layer: int, at: str, source: str, s: Buffer) -> Buffer:
         graph, config = self.graph, self.config
-        width, window = config.heads * config.head_dim, config.windows[layer]
+        heads, kv_heads = config.heads // self.ranks, config.kv_heads // self.ranks
+        width, window = heads * config.head_dim, config.windows[layer]
         own = f"{source}.self_attn"
         norm = self.gain(f"{at}.attention.norm", f"{source}.input_layernorm.weight")
         qg = self.activation(f"{at}.qg", 2 * width)
-        qg_w = self.matrix(f"{at}.qg.w", f"{own}.q_proj", f"{own}.gate_proj")
+        qg_w = self.matrix(f"{at}.qg.w", f"{own}.q_proj", f"{own}.gate_proj", cut=0)
         matvec(graph, s, qg_w, qg, norm=norm, eps=config.eps, name="qg")
-        kv = self.activation(f"{at}.kv", 2 * config.kv_heads * config.head_dim)
-        kv_w = self.matrix(f"{at}.kv.w", f"{own}.k_proj", f"{own}.v_proj")
+        kv = self.activation(f"{at}.kv", 2 * kv_heads * config.head_dim)
+        kv_w = self.matrix(f"{at}.kv.w", f"{own}.k_proj", f"{own}.v_proj", cut=0)
         matvec(graph, s, kv_w, kv, norm=norm, eps=config.eps, name="kv")
         pages = self.page_tables[window]
-        cache = [pages.shape[0] * pages.shape[1], config.kv_heads, self.page, config.head_dim]
+        cache = [pages.shape[0] * pages.shape[1], kv_heads, self.page, config.head_dim]
         out = self.activation(f"{at}.attention.out", width)
         attention(
             graph,
@@ -285,7 +300,7 @@ class _Builder:
             pages,
             self.ropes.get(config.thetas[layer]),
             out,
-            heads=config.heads,
+            heads=heads,
             scale=config.qk_scale * config.head_dim**-0.5,
             eps=config.eps,
             window=window,
@@ -298,22 +313,24 @@ class _Builder:
     def dense(self, layer: int, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
         del layer
         graph, config = self.graph, self.config
-        m = self.activation(f"{at}.mlp.m", config.intermediate)
+        m = self.activation(f"{at}.mlp.m", config.intermediate // self.ranks)
         pair = (f"{source}.gate_proj", f"{source}.up_proj")
-        gate_up = self.matrix(f"{at}.gate_up.w", *pair, interleaved=True)
+        gate_up = self.matrix(f"{at}.gate_up.w", *pair, interleaved=True, cut=0)
         matvec(graph, t, gate_up, m, norm=norm, swiglu=True, eps=config.eps, name="gate_up")
         b = self.activation(f"{at}.mlp.b", config.hidden)
-        matvec(graph, m, self.matrix(f"{at}.down.w", f"{source}.down_proj"), b, name="down")
-        return b
+        down = self.matrix(f"{at}.down.w", f"{source}.down_proj", cut=1)
+        matvec(graph, m, down, b, name="down")
+        return all_reduce(graph, b, self.ranks)
 
     def experts(self, layer: int, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
         graph, config = self.graph, self.config
         routes = self.routes(at, source, t, norm)
-        z = self.activation(f"{at}.z", config.moe_hidden)
-        pre = self.matrix(f"{at}.pre.w", f"{source}.pre_expert_proj")
+        z = self.activation(f"{at}.z", config.moe_hidden // self.ranks)
+        pre = self.matrix(f"{at}.pre.w", f"{source}.pre_expert_proj", cut=0)
         matvec(graph, t, pre, z, norm=norm, eps=config.eps, name="pre_expert")
+        z = all_gather(graph, z, self.ranks)
         pairs, top_k = graph.rows * config.top_k, config.top_k
-        h = graph.activation(f"{at}.h", [pairs, config.moe_intermediate], f32)
+        h = graph.activation(f"{at}.h", [pairs, config.moe_intermediate // self.ranks], f32)
         w, w_scale = self.expert_weight(layer, f"{at}.up", f"{source}.experts.gate_up_proj", 2)
         expert_matvec(
             graph,
@@ -341,6 +358,7 @@ class _Builder:
             x_per_pair=True,
             name="expert_down",
         )
+        d = all_reduce(graph, d, self.ranks, per_row=top_k)
         y = self.activation(f"{at}.y", config.moe_hidden)
         gain = self.gain(f"{at}.d.gain", f"{source}.experts.post_expert_norm.weight")
         combine(
@@ -353,10 +371,10 @@ class _Builder:
             gain=gain,
             eps=config.post_eps,
         )
-        b = self.activation(f"{at}.mlp.b", config.hidden)
-        post = self.matrix(f"{at}.post.w", f"{source}.post_expert_proj")
+        b = self.activation(f"{at}.mlp.b", config.hidden // self.ranks)
+        post = self.matrix(f"{at}.post.w", f"{source}.post_expert_proj", cut=0)
         matvec(graph, y, post, b, name="post_expert")
-        return b
+        return all_gather(graph, b, self.ranks)
 
     # ---- operators -----------------------------------------------------------------------
     def routes(self, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
@@ -413,10 +431,19 @@ class _Builder:
         return self.graph.activation(name, [self.graph.rows, width], f32)
 
     def matrix(
-        self, name: str, *tensors: str, interleaved: bool = False, dtype: DType | None = None
+        self,
+        name: str,
+        *tensors: str,
+        interleaved: bool = False,
+        dtype: DType | None = None,
+        cut: int | None = None,
     ) -> Buffer:
-        """One or more matrices, stacked by rows. Mixed dtypes are all read as float32: exact."""
+        """One or more matrices, stacked by rows; of each this rank's part along axis `cut`. Mixed
+        dtypes are all read as float32: exact.
+        """
         sources = [self.weights[f"{tensor}.weight"] for tensor in tensors]
+        if cut is not None:
+            sources = [read.cut(source, cut, self.rank, self.ranks) for source in sources]
         stored = {source.dtype.name for source in sources}
         kind = dtype or self.weight_dtype or (sources[0].dtype if len(stored) == 1 else f32)
         rows = sum(source.shape[0] for source in sources)
@@ -435,16 +462,24 @@ class _Builder:
         self, layer: int, name: str, tensor: str, halves: int
     ) -> tuple[Buffer, Buffer | None]:
         """The matrices of all experts, and the second-level scales of nvfp4."""
-        graph, source = self.graph, self.weights[tensor]
+        graph, source = self.graph, self.expert_part(tensor, halves)
         if layer not in self.config.quantised:
             dtype = self.weight_dtype or source.dtype
             load = read.expert_rows(source, dtype, halves=halves == 2)
             return graph.weight(f"{name}.w", source.shape, dtype, load), None
         experts, n, half_k = source.shape
-        load = read.nvfp4_rows(source, self.weights[f"{tensor}_weight_scale"], halves=halves == 2)
+        blocks = self.expert_part(f"{tensor}_weight_scale", halves)
+        load = read.nvfp4_rows(source, blocks, halves=halves == 2)
         scales = read.pair_of_scales(self.weights[f"{tensor}_weight_scale_2"])
         w = graph.weight(f"{name}.w", [experts, n, 2 * half_k], nvfp4, load)
         return w, graph.weight(f"{name}.scale", [experts, 2], f32, scales)
+
+    def expert_part(self, tensor: str, halves: int) -> WeightSource:
+        """This rank's share of all experts: of the rows of both halves, or of the columns."""
+        source = self.weights[tensor]
+        if halves == 2:
+            return read.cut_halves(source, self.rank, self.ranks)
+        return read.cut(source, 2, self.rank, self.ranks)
 
     def page_table(self, window: int) -> Buffer:
         """A slot's pages: of the whole context, or a ring that holds a window."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpurt.buffer import DTYPES, Buffer, f32
-from gpurt.errors import BoundError, GraphError
 from gpurt.graph import Graph
+from gpurt.graphs.bounds import empty_graph
 from gpurt.graphs.llama import LlamaBuilder, LlamaConfig
 from gpurt.graphs.ops.combine import combine
 from gpurt.graphs.ops.expert_matvec import expert_matvec
@@ -66,15 +66,7 @@ def build(
     weight_dtype: str | None = None,
 ) -> Graph:
     """The Graph of one step; parameters and errors as in `llama.build`. The router is float32."""
-    bound = min(config.context, 2048) if context is None else context
-    if not 1 <= bound <= config.context:
-        msg = f"context is {bound}, the model was made for {config.context} positions"
-        raise BoundError(f"{msg} - at qwen3_moe.build - use 1 to {config.context}")
-    for what, name in (("kv_dtype", kv_dtype), ("weight_dtype", weight_dtype or "f32")):
-        if name not in ("f32", "f16", "bf16"):
-            msg = f"{what} is {name!r} - at qwen3_moe.build - use f32, f16 or bf16"
-            raise GraphError(msg)
-    graph = Graph(config.architecture, rows=rows, slots=slots, context=bound, vocab=config.vocab)
+    graph = empty_graph(config, "qwen3_moe.build", rows, slots, context, kv_dtype, weight_dtype)
     return _Builder(graph, config, weights, kv_dtype, weight_dtype).build()
 
 

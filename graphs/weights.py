@@ -7,12 +7,14 @@ model and no file format.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.buffer import DType, f32
+from gpurt.errors import GraphError
 from gpurt.graphs.ops.dtypes import to_float32, to_storage
 
 if TYPE_CHECKING:
@@ -28,6 +30,37 @@ def converted(source: WeightSource, dtype: DType) -> NDArray[Any]:
     if source.dtype.name == dtype.name:
         return stored
     return to_storage(to_float32(stored, source.dtype), dtype)
+
+
+def cut(source: WeightSource, axis: int, index: int, count: int) -> WeightSource:
+    """Part `index` of `count` equal ones of a tensor along an axis, still read lazily.
+
+    Raises: GraphError if the parts would not be equal.
+    """
+    size = source.shape[axis]
+    if size % count:
+        msg = f"axis {axis} of {source.name} {list(source.shape)} has no {count} equal parts"
+        raise GraphError(f"{msg} - at tp_size - use a divisor of {size}")
+    width = size // count
+    part = (slice(None),) * axis + (slice(index * width, (index + 1) * width),)
+    shape = (*source.shape[:axis], width, *source.shape[axis + 1 :])
+    return replace(source, shape=shape, load=lambda: source.load()[part])
+
+
+def cut_halves(source: WeightSource, index: int, count: int) -> WeightSource:
+    """[E, 2 N, K]: part `index` of `count` of the first N rows, then of the second N."""
+    experts, rows, k = source.shape
+    if rows % (2 * count):
+        msg = f"rows of {source.name} {list(source.shape)} have no two times {count} equal parts"
+        raise GraphError(f"{msg} - at tp_size - use a divisor of {rows // 2}")
+    width = rows // 2 // count
+
+    def load() -> NDArray[Any]:
+        halves = source.load().reshape(experts, 2, rows // 2, -1)
+        part = halves[:, :, index * width : (index + 1) * width]
+        return part.reshape(experts, 2 * width, -1)
+
+    return replace(source, shape=(experts, 2 * width, k), load=load)
 
 
 def stack(sources: Sequence[WeightSource], dtype: DType, *, interleaved: bool = False) -> Load:

@@ -1,0 +1,38 @@
+// publish: this rank's part of a value into every rank's slot. graphs/ops/publish.py has the
+// contract.
+#pragma once
+#include "context.hpp"
+
+namespace gpurt {
+
+namespace host {
+
+/// Rows of a collective's value that this step has: all rows, or the sampled ones, times the rows
+/// of the value that each has.
+inline u32 value_rows(const BodyContext& context, u32 per_row, bool sampled) {
+  return (sampled ? context.step->sample_count : context.step->rows) * per_row;
+}
+
+}  // namespace host
+
+struct publish {
+  static u32 run(const TaskRecord& record, BodyContext& context) {
+    const f32* const part = arg<const f32>(record, 0);
+    f32* const slots = arg<f32>(record, 1);
+    const u64 width = record.param[0];
+    const u32 ranks = record.param[1];
+    const u32 per_row = record.param[2];
+    const u32 rows = host::value_rows(context, per_row, record.param[3] != 0);
+    const u64 slot = width * context.program->rows_capacity * per_row;
+    for (u32 rank = 0; rank < ranks; ++rank) {
+      for (u32 row = 0; row < rows; ++row) {
+        for (u64 i = record.tile[0]; i < record.tile[1]; ++i) {
+          slots[rank * slot + row * width + i] = part[row * width + i];
+        }
+      }
+    }
+    return kFaultNone;
+  }
+};
+
+}  // namespace gpurt

@@ -1,0 +1,38 @@
+"""The empty Graph of a model: the options that every `build` takes, checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpurt.errors import BoundError, GraphError
+from gpurt.graph import Graph
+
+if TYPE_CHECKING:
+    from gpurt.loaders.model import ModelConfig
+
+DEFAULT_CONTEXT = 2048
+_DTYPES = ("f32", "f16", "bf16")
+
+
+def empty_graph(
+    config: ModelConfig,
+    where: str,
+    rows: int,
+    slots: int,
+    context: int | None,
+    kv_dtype: str,
+    weight_dtype: str | None,
+) -> Graph:
+    """A Graph with a model's name, vocabulary and bounds, and no operator.
+
+    context: default the model's, at most 2048. where: of the errors, as in "llama.build".
+    Raises: BoundError if context exceeds the model's; GraphError for an unknown dtype.
+    """
+    bound = min(config.context, DEFAULT_CONTEXT) if context is None else context
+    if not 1 <= bound <= config.context:
+        msg = f"context is {bound}, the model was made for {config.context} positions"
+        raise BoundError(f"{msg} - at {where} - use 1 to {config.context}")
+    for what, name in (("kv_dtype", kv_dtype), ("weight_dtype", weight_dtype or "f32")):
+        if name not in _DTYPES:
+            raise GraphError(f"{what} is {name!r} - at {where} - use f32, f16 or bf16")
+    return Graph(config.architecture, rows=rows, slots=slots, context=bound, vocab=config.vocab)

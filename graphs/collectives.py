@@ -1,0 +1,35 @@
+"""Collectives of one rank's graph: each is a publish and a collect, see ops/publish.py.
+
+With one rank they add nothing, so a graph is written once for both.
+"""
+
+from __future__ import annotations
+
+from gpurt.buffer import Buffer, f32
+from gpurt.graph import Graph
+from gpurt.graphs.ops.collect import SIDE_BY_SIDE, SUM, collect
+from gpurt.graphs.ops.publish import publish
+
+
+def all_reduce(graph: Graph, part: Buffer, ranks: int, *, per_row: int = 1) -> Buffer:
+    """The sum of all ranks' parts, in rank order. part: [rows * per_row, W] f32; so is the sum."""
+    if ranks == 1:
+        return part
+    rows, width = part.shape
+    slots = graph.activation(f"{part.name}.slots", [ranks, rows, width], f32)
+    publish(graph, part, slots, per_row=per_row)
+    y = graph.activation(f"{part.name}.sum", [rows, width], f32)
+    collect(graph, slots, y, kind=SUM, per_row=per_row)
+    return y
+
+
+def all_gather(graph: Graph, part: Buffer, ranks: int, *, sampled: bool = False) -> Buffer:
+    """All ranks' parts side by side. part: [rows, W] f32; the whole: [rows, ranks * W]."""
+    if ranks == 1:
+        return part
+    rows, width = part.shape
+    slots = graph.activation(f"{part.name}.slots", [ranks, rows, width], f32)
+    publish(graph, part, slots, sampled=sampled)
+    y = graph.activation(f"{part.name}.all", [rows, ranks * width], f32)
+    collect(graph, slots, y, kind=SIDE_BY_SIDE, sampled=sampled)
+    return y

@@ -1,0 +1,96 @@
+"""collect: all ranks' parts into one value. Second half of a collective; publish.py is the first.
+
+kind 0  y = the sum of the slots, in rank order: an all-reduce
+kind 1  y = the slots side by side, [rows * per_row, ranks * W]: an all-gather
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.errors import GraphError
+from gpurt.graphs.ops.publish import TILE_COLUMNS, value_rows
+from gpurt.graphs.ops.regions import columns, part, region_of, required
+
+if TYPE_CHECKING:
+    from gpurt.graph import Graph, Operand, Operator
+
+SUM, SIDE_BY_SIDE = 0, 1  # `kind`
+
+
+def collect(
+    graph: Graph,
+    slots: Operand,
+    y: Operand,
+    *,
+    kind: int,
+    per_row: int = 1,
+    sampled: bool = False,
+    name: str = "collect",
+) -> Operator:
+    """Add it. slots: [ranks, rows * per_row, W] f32. Raises: GraphError if y does not fit."""
+    ranks, rows, width = region_of(slots).shape
+    wanted = (rows, width if kind == SUM else ranks * width)
+    if region_of(y).shape != wanted:
+        msg = f"slots are {[ranks, rows, width]}, but y {list(region_of(y).shape)}"
+        raise GraphError(f"{msg} - at {graph.name}.{name} - y needs {list(wanted)}")
+    return graph.op(
+        COLLECT,
+        {"slots": slots, "y": y},
+        name=name,
+        width=width,
+        ranks=ranks,
+        kind=kind,
+        per_row=per_row,
+        sampled=int(sampled),
+    )
+
+
+def tile_collect(op: Operator, target: Target) -> list[Tile]:
+    """Ranges of y's columns; each of one rank's columns if they lie side by side."""
+    del target
+    width, ranks = int(op.params["width"]), int(op.params["ranks"])
+    slots, y, tiles = op.args["slots"], op.args["y"], []
+    summed = op.params["kind"] == SUM
+    for rank in range(1 if summed else ranks):
+        for begin in range(0, width, TILE_COLUMNS):
+            end = min(begin + TILE_COLUMNS, width)
+            out = (rank * width + begin, rank * width + end)
+            source = slots if summed else part(slots, 0, rank, rank + 1)
+            size = (end - begin) * int(op.params["per_row"]) * (ranks + 1 if summed else 2)
+            tiles.append(
+                Tile(
+                    (*out, 0, 0),
+                    (columns(source, begin, end),),
+                    (columns(y, *out),),
+                    cost_bytes=4 * size,
+                )
+            )
+    return tiles
+
+
+def collect_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
+    """The contract above."""
+    rows = value_rows(op, step)
+    slots = required(op, arrays, "slots")[:, :rows]
+    if op.params["kind"] == SUM:
+        total = slots[0]
+        for other in slots[1:]:
+            total = total + other
+    else:
+        total = np.concatenate(list(slots), axis=-1)
+    required(op, arrays, "y")[:rows] = total
+
+
+COLLECT = Body(
+    name="collect",
+    args=(Arg("slots", "r"), Arg("y", "w")),
+    params=("width", "ranks", "kind", "per_row", "sampled"),
+    tile=tile_collect,
+    reference=collect_reference,
+)

@@ -39,6 +39,13 @@ inline void embed_q8_0(const u8* row, u32 count, f32* x) {
   }
 }
 
+inline void embed_nvfp4(const u8* row, u32 count, f32* x) {
+  for (u32 b = 0; b < count / kNvfp4Block; ++b, row += kNvfp4Bytes, x += kNvfp4Block) {
+    const f32 scale = kE4m3[row[kNvfp4Codes]];
+    for (u32 i = 0; i < kNvfp4Block; ++i) x[i] = kE2m1[row[i / 2] >> (i % 2 * 4) & 15] * scale;
+  }
+}
+
 inline void embed_norm(u32 count, f32 eps, f32* x) {
   f64 squares = 0.0;
   for (u32 i = 0; i < count; ++i) squares += static_cast<f64>(x[i]) * static_cast<f64>(x[i]);
@@ -68,6 +75,9 @@ struct embed {
           break;
         case kBf16:
           host::embed_floats<host::Bf16>(from, hidden, to);
+          break;
+        case kNvfp4:
+          host::embed_nvfp4(from, hidden, to);
           break;
         case kQ41:
           host::embed_q4_1(from, hidden, to);

@@ -78,6 +78,54 @@ struct FloatKernel {
   }
 };
 
+/// W in nvfp4. Elements are exact as floats, so each sum has the bits that W in f32 would give.
+struct Nvfp4Kernel {
+  const u8* w;
+  PreparedRows x;
+  u32 blocks;
+  f32* z;  // [padded rows, kChunk]
+
+  GPURT_SIMD_FN void begin(u32 n, u32 count) const {
+    if (x.padded_rows < kQuad) return;
+    const u64 w_stride = u64{blocks} * kNvfp4Bytes;
+    prefetch(w + n * w_stride, count * w_stride);
+  }
+
+  template <int NR, int R>
+  GPURT_SIMD_FN void tile(u32 n, u32 row) const {
+    const u64 w_stride = u64{blocks} * kNvfp4Bytes;
+    const u8* block = w + n * w_stride;
+    const u8* ahead = block;
+    const f32* x0 = x.x + row * x.x_stride;
+    Vf sum[NR][R];
+    for (int j = 0; j < NR; ++j) {
+      for (int r = 0; r < R; ++r) sum[j][r] = splat(0.0F);
+    }
+    for (u32 b = 0; b < blocks; ++b, block += kNvfp4Bytes, ahead += NR * kNvfp4Bytes) {
+      if constexpr (R == 1) prefetch(ahead, NR * kNvfp4Bytes);
+      for (u32 i = 0; i < kNvfp4Block; i += kLanes, x0 += kLanes) {
+        Vf weights[NR];
+        for (int j = 0; j < NR; ++j) {
+          const u8* const at = block + static_cast<u64>(j) * w_stride;
+          weights[j] = mul(load_e2m1(at + i / 2), splat(kE4m3[at[kNvfp4Codes]]));
+        }
+        for (int r = 0; r < R; ++r) {
+          const Vf v = load(x0 + static_cast<u64>(r) * x.x_stride);
+          for (int j = 0; j < NR; ++j) sum[j][r] = fma(weights[j], v, sum[j][r]);
+        }
+      }
+    }
+    for (int j = 0; j < NR; ++j) {
+      const u32 at = row * kChunk + n + static_cast<u32>(j);
+      if constexpr (R == 1) {
+        z[at] = sum_of(sum[j][0]);
+      } else {
+        store_rows(z + at, sums_of(sum[j]));
+      }
+    }
+  }
+};
+
 /// How a block format lies in memory: f16 scale, for q4_1 an f16 minimum, then the codes.
 struct Q41 {
   static constexpr u32 kBytes = kQ41Bytes;
@@ -279,38 +327,44 @@ GPURT_SIMD_FN void finish_chunk(const MatvecTask& task, f32* z, u32 n, u32 count
   }
 }
 
+/// z of rows [n, n + count) of W. factors: scratch of block formats, factor_count(task) floats.
+GPURT_SIMD_FN void sweep_chunk(const MatvecTask& task, const PreparedRows& rows, u32 n, u32 count,
+                               f32* z, f32* factors) {
+  const u8* const w = task.w + n * task.w_row_bytes;
+  const u32 k = task.k;
+  switch (task.w_dtype) {
+    case kF32:
+      return sweep(FloatKernel<f32>{reinterpret_cast<const f32*>(w), rows, k, z}, count);
+    case kF16:
+      return sweep(FloatKernel<F16>{reinterpret_cast<const F16*>(w), rows, k, z}, count);
+    case kBf16:
+      return sweep(FloatKernel<Bf16>{reinterpret_cast<const Bf16*>(w), rows, k, z}, count);
+    case kNvfp4:
+      return sweep(Nvfp4Kernel{w, rows, k / kNvfp4Block, z}, count);
+    case kQ41:
+      return sweep(BlockKernel<Q41>{w, rows, k / kBlock, factors, z}, count);
+    default:
+      return sweep(BlockKernel<Q80>{w, rows, k / kBlock, factors, z}, count);
+  }
+}
+
+GPURT_SIMD_FN u64 factor_count(const MatvecTask& task) {
+  return is_blocked(task.w_dtype) ? u64{2} * kGroup * (task.k / kBlock) : 0;
+}
+
 GPURT_SIMD_FN void matvec_run(const MatvecTask& task, const BodyContext& context) {
   using W = Workspace;
   thread_local RowMemory memory;
-  const bool blocked = is_blocked(task.w_dtype);
-  const u32 blocks = task.k / kBlock;
   if (!memory.holds(task)) prepare_rows(task, memory);
   const PreparedRows& rows = memory.rows();
   const u64 z_count = u64{rows.padded_rows} * kChunk;
-  const u64 factor_count = blocked ? u64{2} * kGroup * blocks : 0;
-  Workspace workspace(context, W::padded<f32>(z_count) + W::padded<f32>(factor_count));
+  Workspace workspace(context, W::padded<f32>(z_count) + W::padded<f32>(factor_count(task)));
   f32* const z = workspace.take<f32>(z_count);
-  f32* const factors = workspace.take<f32>(factor_count);
+  f32* const factors = workspace.take<f32>(factor_count(task));
 
   for (u32 n = task.n_begin; n < task.n_end; n += kChunk) {
     const u32 width = task.n_end - n < kChunk ? task.n_end - n : kChunk;
-    const u8* const w = task.w + n * task.w_row_bytes;
-    switch (task.w_dtype) {
-      case kF32:
-        sweep(FloatKernel<f32>{reinterpret_cast<const f32*>(w), rows, task.k, z}, width);
-        break;
-      case kF16:
-        sweep(FloatKernel<F16>{reinterpret_cast<const F16*>(w), rows, task.k, z}, width);
-        break;
-      case kBf16:
-        sweep(FloatKernel<Bf16>{reinterpret_cast<const Bf16*>(w), rows, task.k, z}, width);
-        break;
-      case kQ41:
-        sweep(BlockKernel<Q41>{w, rows, blocks, factors, z}, width);
-        break;
-      default:
-        sweep(BlockKernel<Q80>{w, rows, blocks, factors, z}, width);
-    }
+    sweep_chunk(task, rows, n, width, z, factors);
     finish_chunk(task, z, n, width);
   }
 }

@@ -1,6 +1,7 @@
 // A matvec task, decoded, and the sizes of the formats it reads.
 #pragma once
 #include "context.hpp"
+#include "nvfp4.hpp"
 
 namespace gpurt::host {
 
@@ -43,11 +44,14 @@ constexpr u64 row_bytes(u32 dtype, u32 elements) {
       return u64{elements} / kBlock * kQ41Bytes;
     case kQ80:
       return u64{elements} / kBlock * kQ80Bytes;
+    case kNvfp4:
+      return u64{elements} / kNvfp4Block * kNvfp4Bytes;
     default:
       return u64{elements} * 2;  // f16, bf16
   }
 }
 
+/// Formats whose codes are multiplied with rounded activations. Those of nvfp4 become floats.
 constexpr bool is_blocked(u32 dtype) {
   return dtype == kQ41 || dtype == kQ80;
 }

@@ -4,19 +4,22 @@
 #include "bodies/registry.hpp"
 #define GPURT_EACH_LEVEL "peak_kernels.hpp"
 #include "bodies/simd_each.hpp"
+#define GPURT_EACH_LEVEL "decode_kernels.hpp"
+#include "bodies/simd_each.hpp"
 
 using gpurt::BodyContext;
 using gpurt::TaskRecord;
 
 namespace {
 
-BodyContext make_context(const gpurt::u8* step_state, gpurt::u32 rows_capacity,
+BodyContext make_context(const gpurt::Program& program, const gpurt::u8* step_state,
                          const gpurt::SlotState* slots, gpurt::u8* scratch,
                          gpurt::u64 scratch_bytes) {
   BodyContext context{};
+  context.program = &program;
   context.step = reinterpret_cast<const gpurt::StepState*>(step_state);
   context.rows = reinterpret_cast<const gpurt::RowState*>(step_state + sizeof(gpurt::StepState));
-  context.sample_rows = reinterpret_cast<const gpurt::u32*>(context.rows + rows_capacity);
+  context.sample_rows = reinterpret_cast<const gpurt::u32*>(context.rows + program.rows_capacity);
   context.slots = slots;
   context.scratch = scratch;
   context.scratch_bytes = scratch_bytes;
@@ -42,7 +45,9 @@ int body_level(char* message, int message_bytes) {
 int body_run(const char* name, const TaskRecord* records, int count, const gpurt::u8* step_state,
              gpurt::u32 rows_capacity, const gpurt::SlotState* slots, gpurt::u8* scratch,
              gpurt::u64 scratch_bytes, int repeats, gpurt::u32* detail, double* best_ns) {
-  BodyContext context = make_context(step_state, rows_capacity, slots, scratch, scratch_bytes);
+  gpurt::Program program{};
+  program.rows_capacity = rows_capacity;
+  BodyContext context = make_context(program, step_state, slots, scratch, scratch_bytes);
   const gpurt::HostBody run = gpurt::find_host_body(name);
   if (run == nullptr) return -1;
   gpurt::u32 kind = 0;
@@ -55,6 +60,13 @@ int body_run(const char* name, const TaskRecord* records, int count, const gpurt
   }
   std::memcpy(detail, context.detail, sizeof(context.detail));
   return static_cast<int>(kind);
+}
+
+/// `count` blocks of nvfp4 as floats.
+void body_decode_nvfp4(const gpurt::u8* blocks, int count, float* to) {
+  for (int i = 0; i < count; ++i) {
+    GPURT_AT_LEVEL(decode_block, blocks + i * gpurt::host::kNvfp4Bytes, to + i * 16);
+  }
 }
 
 /// The fastest of `repeats` reads of `count` floats, in nanoseconds.

@@ -36,7 +36,8 @@ POISON = np.float32(np.nan)
 def library() -> Path:
     """The compiled bodies; built on first use."""
     here = Path(__file__)
-    sources = [*sorted((ROOT / "device").rglob("*.hpp")), here.with_name("peak_kernels.hpp")]
+    kernels = (here.with_name(f"{name}_kernels.hpp") for name in ("peak", "decode"))
+    sources = [*sorted((ROOT / "device").rglob("*.hpp")), *kernels]
     sources.append(here.with_suffix(".cpp"))
     digest = hashlib.sha256(b"".join(p.read_bytes() for p in sources)).hexdigest()[:16]
     path = ROOT / "build" / "test_bodies" / f"bodies_{digest}.so"
@@ -88,8 +89,12 @@ class HostBodies:
         slots: NDArray[Any] | None = None,
         scratch_bytes: int = 1 << 22,
         repeats: int = 1,
+        plan_rows: int | None = None,
     ) -> tuple[int, list[int]]:
-        """Run one task per element of `coords`. Returns (FaultKind, detail)."""
+        """Run one task per element of `coords`. Returns (FaultKind, detail).
+
+        plan_rows: rows that the plan can carry; None: those of the step.
+        """
         records = np.zeros(len(coords), wire.TASK_RECORD)
         for i, arg in enumerate(body.args):
             if arg.name in arrays:
@@ -98,7 +103,8 @@ class HostBodies:
         for i, name in enumerate(body.params):
             records["param"][:, i] = _bits(params[name])
         records["tile"][:] = [(*c, *(0,) * (4 - len(c))) for c in coords]
-        state = step_bytes(step)
+        capacity = plan_rows or len(step.token)
+        state = step_bytes(step, capacity)
         if slots is None:
             slots = np.zeros(1 + int(step.slot.max(initial=0)), wire.SLOT_STATE)
         scratch = np.full(scratch_bytes // 4 + 16, POISON)
@@ -108,13 +114,21 @@ class HostBodies:
         kind = self._library.body_run(
             body.name.encode(),
             *(ctypes.c_void_p(records.ctypes.data), len(records)),
-            *(ctypes.c_void_p(state.ctypes.data), len(step.token)),
+            *(ctypes.c_void_p(state.ctypes.data), capacity),
             ctypes.c_void_p(slots.ctypes.data),
             *(ctypes.c_void_p(base), ctypes.c_uint64(scratch_bytes)),
             *(repeats, ctypes.c_void_p(detail.ctypes.data), ctypes.byref(best)),
         )
         self.best_ns = best.value
         return kind, [int(v) for v in detail]
+
+    def decode_nvfp4(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """[n, 9] blocks as [n, 16] floats, without their second-level scale."""
+        assert blocks.flags.c_contiguous
+        values = np.full((len(blocks), 16), POISON)
+        source, to = (ctypes.c_void_p(array.ctypes.data) for array in (blocks, values))
+        self._library.body_decode_nvfp4(source, len(blocks), to)
+        return values
 
     def read_gbps(self, size_bytes: int, repeats: int) -> float:
         """GB/s at which this core reads an array of that size again and again."""
@@ -162,16 +176,17 @@ def levels() -> list[str]:
     return have
 
 
-def step_bytes(step: StepRows) -> NDArray[np.uint8]:
-    """StepState and its tails, as a body finds them."""
+def step_bytes(step: StepRows, capacity: int) -> NDArray[np.uint8]:
+    """StepState and its tails, as a body finds them in a plan of `capacity` rows."""
     rows = len(step.token)
     head = np.zeros((), wire.STEP_STATE)
     head["rows"], head["sample_count"] = rows, len(step.sample_rows)
-    states = np.zeros(rows, wire.ROW_STATE)
-    states["token"], states["slot"], states["position"] = step.token, step.slot, step.position
-    sample_rows = np.zeros(rows, np.uint32)
+    states = np.zeros(capacity, wire.ROW_STATE)
+    for name in ("token", "slot", "position"):
+        states[name][:rows] = getattr(step, name)
+    sample_rows = np.zeros(capacity, np.uint32)
     sample_rows[: len(step.sample_rows)] = step.sample_rows
-    parts = (head, states, sample_rows, np.zeros(rows, np.uint32))
+    parts = (head, states, sample_rows, np.zeros(capacity, np.uint32))
     return np.frombuffer(b"".join(part.tobytes() for part in parts), np.uint8).copy()
 
 
@@ -186,6 +201,10 @@ def guarded(array: NDArray[Any]) -> NDArray[Any]:
 
 def random_weight(rng: np.random.Generator, rows: int, columns: int, dtype: str) -> NDArray[Any]:
     """A weight matrix as stored: model-like values in any float or block dtype."""
+    if dtype == "nvfp4":
+        codes = rng.integers(0, 256, (rows, columns // 16, 9), np.uint8)
+        codes[..., 8] = rng.integers(8, 48, (rows, columns // 16))  # scales of 2^-6 to 2^-1
+        return codes.reshape(rows, -1)
     if dtype in ("q4_1", "q8_0"):
         count = columns // 32
         scale = rng.uniform(0.002, 0.02, (rows, count, 1)).astype(np.float16)

@@ -16,7 +16,15 @@ from tests.helpers.oracle import step_rows
 @pytest.mark.parametrize("level", levels())
 @pytest.mark.parametrize(
     ("dtype", "hidden"),
-    [("f32", 33), ("f16", 33), ("bf16", 33), ("q4_1", 576), ("q8_0", 576), ("q4_1", 32)],
+    [
+        ("f32", 33),
+        ("f16", 33),
+        ("bf16", 33),
+        ("q4_1", 576),
+        ("q8_0", 576),
+        ("q4_1", 32),
+        ("nvfp4", 48),
+    ],
 )
 @pytest.mark.parametrize("rows", [1, 3, 16])
 def test_embed_copies_each_tokens_row(level: str, dtype: str, hidden: int, rows: int) -> None:

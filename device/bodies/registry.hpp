@@ -15,6 +15,18 @@
 #if __has_include("sample.hpp")
 #include "sample.hpp"
 #endif
+#if __has_include("gated_residual.hpp")
+#include "gated_residual.hpp"
+#endif
+#if __has_include("route.hpp")
+#include "route.hpp"
+#endif
+#if __has_include("expert_matvec.hpp")
+#include "expert_matvec.hpp"
+#endif
+#if __has_include("combine.hpp")
+#include "combine.hpp"
+#endif
 
 namespace gpurt {
 
@@ -36,6 +48,18 @@ inline constexpr HostBodyEntry kHostBodies[] = {
 #endif
 #if __has_include("sample.hpp")
     {"sample", &sample::run},
+#endif
+#if __has_include("gated_residual.hpp")
+    {"gated_residual", &gated_residual::run},
+#endif
+#if __has_include("route.hpp")
+    {"route", &route::run},
+#endif
+#if __has_include("expert_matvec.hpp")
+    {"expert_matvec", &expert_matvec::run},
+#endif
+#if __has_include("combine.hpp")
+    {"combine", &combine::run},
 #endif
 };
 

@@ -7,6 +7,7 @@ REFERENCE_TESTS = [
     "test_hf_parity.py",
     "test_muse_spark_host.py",
     "test_muse_spark_loader.py",
+    "test_muse_spark_ranks.py",
     "test_muse_spark_references.py",
     "test_qwen3_moe.py",
     "test_references.py",

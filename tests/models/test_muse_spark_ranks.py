@@ -1,0 +1,88 @@
+"""Rank slices: two ranks in lock step equal the whole model, and share its weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpurt.errors import GraphError
+from gpurt.graphs.muse_spark import build
+from gpurt.loaders import load_model
+from tests.helpers.muse import make_muse, quantise_folder, save_muse
+from tests.helpers.oracle import GraphOracle, step_rows
+
+pytestmark = [pytest.mark.reference, pytest.mark.timeout(120)]
+
+SIZES = {
+    "num_hidden_layers": 3,
+    "vocab_size": 212,
+    "num_local_experts": 7,
+    "moe_intermediate_size": 32,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A dense layer, one in bf16 experts, one in nvfp4."""
+    folder = tmp_path_factory.mktemp("ranks")
+    save_muse(make_muse(**SIZES), folder)
+    quantise_folder(folder, [2])
+    return load_model(folder)
+
+
+def graphs(model, ranks):
+    return [
+        build(model.config, model.weights, rows=9, context=64, tp_size=ranks, tp_rank=rank)
+        for rank in range(ranks)
+    ]
+
+
+def run_ranks(oracles, step):
+    """One step of all ranks, operator by operator; `publish` reaches every rank's slots."""
+    for ops in zip(*(oracle.graph.operators for oracle in oracles), strict=True):
+        for oracle, op in zip(oracles, ops, strict=True):
+            oracle.run([op], step)
+        if ops[0].body.name == "publish":
+            slots, part = (ops[0].args[arg].buffer.name for arg in ("slots", "part"))
+            parts = [oracle.arrays[part].copy() for oracle in oracles]
+            for oracle in oracles:
+                oracle.arrays[slots][...] = np.stack(parts)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_in_lock_step_equal_the_whole_model(ranks, model):
+    tokens, positions = list(range(40, 49)), list(range(9))
+    step = step_rows(tokens, positions, sample_rows=[2, 8])
+    whole = GraphOracle(build(model.config, model.weights, rows=9, context=64))
+    whole.step(step)
+    oracles = [GraphOracle(graph) for graph in graphs(model, ranks)]
+    run_ranks(oracles, step)
+    wanted = whole.arrays["logits"][:2]
+    name = "logits" if ranks == 1 else "logits.all"
+    for oracle in oracles:
+        seen = oracle.arrays[name][:2]
+        assert np.abs(seen - wanted).max() < 1e-4 * np.abs(wanted).max()
+        for layer in range(3):
+            seen, state = (o.arrays[f"layers[{layer}].s"] for o in (oracle, whole))
+            assert np.abs(seen - state).max() < 1e-4 * np.abs(state).max()
+
+
+def test_ranks_share_every_cut_weight_and_repeat_the_others(model):
+    halves, (whole,) = graphs(model, 2), graphs(model, 1)
+    cut = {"qg", "kv", "o", "gate_up", "down", "pre", "post", "up", "head"}
+    for buffer, *parts in zip(
+        *([b for b in graph.buffers if b.role == "weight"] for graph in (whole, *halves)),
+        strict=True,
+    ):
+        stem = buffer.name.removesuffix(".w").rsplit(".", 1)[-1]
+        share = 2 if buffer.name.endswith(".w") and stem in cut else 1
+        for part in parts:
+            assert part.size_bytes * share == buffer.size_bytes, buffer.name
+            assert np.asarray(part.source()).nbytes == part.size_bytes, buffer.name
+
+
+@pytest.mark.parametrize(("size", "rank"), [(3, 0), (4, 0), (2, 2), (2, -1)])
+def test_a_rank_that_cannot_be_is_refused(size, rank, model):
+    with pytest.raises(GraphError, match=f"^rank {rank} of {size} for 2 kv heads, vocab 212"):
+        build(model.config, model.weights, tp_size=size, tp_rank=rank)

@@ -46,8 +46,9 @@ class Runtime:
     auto. team_warps: warps of a worker on a GPU, 16 or 1.
     linger_ms: how long the kernel stays after its last request. residency_ms: after this long it
     ends between two requests, so that other work on the GPU gets its turn; 0 sets no limit.
-    resident: it stays until `close()`, and torch allocation, free and synchronise on that GPU
-    block until then. wait_timeout_ms: a wait inside the kernel gives up after this long.
+    resident: it stays until `close()`. A resident kernel takes every second time slice from other
+    work on that GPU; nothing waits for its end. wait_timeout_ms: a wait inside the kernel gives up
+    after this long.
     trace: keep spans. queue_capacity: unfinished requests at a time. prefill_rows: prompt tokens
     of one step, at most the graph's rows.
     Raises: ConfigError, DeviceError.

@@ -37,6 +37,7 @@ Progress = Callable[[str, int, int], None]
 SENTINEL_BYTE = 0xFF
 _RESET = ("counters", "arrived", "ready_slots", "cursors", "held_tickets", "slots")
 _END_TIMEOUT_S = 10.0
+DISPLAY_RESIDENCY_MS = 1000  # a display's GPU: drivers end kernels that run for some 2 s
 SPAN_TICK_NS = 1.0  # scheduler/storer.cuh scales an SM's cycles to the global clock itself
 
 
@@ -80,6 +81,7 @@ class CudaExecutor:
         self._copy_lock = threading.Lock()
         self._memory = _Memory()
         _check_target(plan, device)
+        _check_display(options, device)
         progress("compiling", 0, 1)
         bodies = {op.body.name: op.body for op in graph.operators}
         self._code = compile_kernel(plan, bodies, device.limits.arch)
@@ -359,6 +361,16 @@ def _check_target(plan: Plan, device: Device) -> None:
         msg = f"the plan counts on {target.smem_bytes:,} bytes of shared memory a block"
         msg = f"{msg}, the device has {limits.smem_bytes:,}"
         raise DeviceError(f"{msg} - {where} - plan again for this device")
+
+
+def _check_display(options: Options, device: Device) -> None:
+    """Where the driver ends long kernels, no kernel may mean to stay longer than it allows."""
+    stays = options.resident or not 0 < options.residency_ms <= DISPLAY_RESIDENCY_MS
+    if device.limits.kernel_timeout and stays:
+        asked = "no end" if options.resident else f"{options.residency_ms:g} ms"
+        msg = f"a display is attached, kernels are ended after about 2 s; residency is {asked}"
+        where = f"at device cuda:{device.index} ({device.limits.name})"
+        raise DeviceError(f"{msg} - {where} - use residency_ms={DISPLAY_RESIDENCY_MS} or less")
 
 
 def _silent(what: str, done: int, total: int) -> None:

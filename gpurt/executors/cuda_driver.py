@@ -151,6 +151,10 @@ class Device:
         code = self._driver.cuStreamQuery(stream)[0]
         if int(code) == int(self._driver.CUresult.CUDA_ERROR_NOT_READY):
             return False
+        if int(code) != 0:
+            # Such an error stays with its context: the next Runtime gets another one.
+            with _CONTEXTS_LOCK:
+                _CONTEXTS.pop(self.index, None)
         check((code,), "the resident kernel")
         return True
 

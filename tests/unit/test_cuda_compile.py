@@ -26,6 +26,7 @@ from gpurt.executors.cuda_compile import (
 )
 from gpurt.graph import Graph
 from gpurt.planner import plan
+from tests.gpu import one_task
 from tests.gpu.tiny_llama import tiny_llama
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -182,3 +183,10 @@ def test_importing_the_executor_starts_no_cuda() -> None:
         "assert not any(m.startswith('cuda') for m in sys.modules), sorted(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.timeout(300)
+def test_the_runner_of_single_tasks_compiles() -> None:
+    generated = {cuda_compile.GENERATED: one_task.header("embed", "", 16)}
+    compiled = compile_source(one_task.RUNNER, "sm_90a", headers=generated, name="runner.cu")
+    assert compiled.function("run_tasks").registers > 0

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +43,7 @@ POLL_S = 0.0005
 # kernel given up.
 SILENCE_WAITS = 5
 SILENCE_MIN_S = 10.0
+ENDED_KEPT = 256  # requests that a trace can name
 
 log = logging.getLogger("gpurt")
 
@@ -58,6 +60,9 @@ class Session:
         self.lock = threading.RLock()
         self.broken = False  # workers did not drain: the executor can be neither reused nor freed
         self.written_inputs: set[str] = set()
+        # (launch, RequestInfo's fields) of requests that ended, for traces; no Request, whose
+        # Runtime it would keep alive.
+        self._ended: deque[tuple[int, tuple[int, int, int, int, int]]] = deque(maxlen=ENDED_KEPT)
         self._view: HostView = executor.host
         self._occupants: list[Request | None] = [None] * len(self._view.requests)
         self._next_sequence = int(self._view.control["submit_tail"])
@@ -159,7 +164,7 @@ class Session:
 
     def trace_of(self, request: Request) -> Trace:
         """See Request.trace."""
-        from gpurt.trace import Trace
+        from gpurt.trace import RequestInfo, Trace
 
         with self.lock:
             if self._closed:
@@ -171,7 +176,15 @@ class Session:
             raw = self.executor.raw_trace()
             last_step = request.last_step if request.done else None
             first_step = request.first_step
-        return Trace.from_raw(self.plan, raw, first_step=first_step, last_step=last_step)
+            known = [RequestInfo(*row) for launch, row in self._ended if launch == self._launches]
+        beside = tuple(
+            r
+            for r in known
+            if r.last_step >= first_step and (last_step is None or r.first_step <= last_step)
+        )
+        return Trace.from_raw(
+            self.plan, raw, first_step=first_step, last_step=last_step, requests=beside
+        )
 
     # ---- watch ---------------------------------------------------------------------------
     def tend(self) -> None:
@@ -302,6 +315,9 @@ class Session:
         # Last: readers look at it without the lock.
         request.finish_reason = reason
         count = len(request.tokens)
+        steps = request.first_step, request.last_step
+        ended = (request.sequence, *steps, request.prompt_tokens, count)
+        self._ended.append((request.launch_index, ended))
         log.log(DEBUG_LEVELS[2], "request %d: %s, %d tokens", request.sequence, reason, count)
 
     # ---- helpers: launch -----------------------------------------------------------------

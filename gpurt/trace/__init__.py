@@ -4,6 +4,6 @@ Data flows one way: RawTrace (executors) -> Trace -> file, analysis -> terminal,
 Nothing here knows a device.
 """
 
-from gpurt.trace.trace import SPAN, STEP, OperatorInfo, Trace
+from gpurt.trace.trace import SPAN, STEP, OperatorInfo, RequestInfo, Trace
 
-__all__ = ["SPAN", "STEP", "OperatorInfo", "Trace"]
+__all__ = ["SPAN", "STEP", "OperatorInfo", "RequestInfo", "Trace"]

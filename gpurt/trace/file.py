@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.errors import TraceError
-from gpurt.trace.trace import SPAN, STEP, OperatorInfo, Trace
+from gpurt.trace.trace import SPAN, STEP, OperatorInfo, RequestInfo, Rows, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 MAGIC = b"GPURTTRC"
 VERSION = 1
@@ -74,16 +75,21 @@ def _to_wire(trace: Trace) -> dict[str, Any]:
         "operators": [[o.name, o.body, o.path, o.layer] for o in trace.operators],
         "task_op": trace.task_op.astype("<i8").tobytes(),
         "task_bytes": trace.task_bytes.astype("<i8").tobytes(),
-        "waits": [a.astype("<i8").tobytes() for a in trace.waits],
-        "producers": [a.astype("<i8").tobytes() for a in trace.producers],
+        "waits": _to_bytes(trace.waits),
+        "producers": _to_bytes(trace.producers),
         "payload_edges": [list(e) for e in trace.payload_edges],
         "spans": trace.spans.tobytes(),
         "steps": trace.steps.tobytes(),
         "dropped": trace.dropped,
+        "regions": list(trace.regions),
+        "task_reads": _to_bytes(trace.task_reads),
+        "task_writes": _to_bytes(trace.task_writes),
+        "requests": [list(astuple(r)) for r in trace.requests],
     }
 
 
 def _from_wire(wire: Mapping[str, Any]) -> Trace:
+    nothing = [bytes(8), b""]  # files of version 1 may lack what came later
     trace = Trace(
         name=str(wire["name"]),
         device=str(wire["device"]),
@@ -91,12 +97,16 @@ def _from_wire(wire: Mapping[str, Any]) -> Trace:
         operators=tuple(OperatorInfo(*row) for row in wire["operators"]),
         task_op=_integers(wire["task_op"]),
         task_bytes=_integers(wire["task_bytes"]),
-        waits=(_integers(wire["waits"][0]), _integers(wire["waits"][1])),
-        producers=(_integers(wire["producers"][0]), _integers(wire["producers"][1])),
+        waits=_rows(wire["waits"]),
+        producers=_rows(wire["producers"]),
         payload_edges=tuple((int(a), int(b)) for a, b in wire["payload_edges"]),
         spans=np.frombuffer(wire["spans"], SPAN).copy(),
         steps=np.frombuffer(wire["steps"], STEP).copy(),
         dropped=int(wire["dropped"]),
+        regions=tuple(str(r) for r in wire.get("regions", ())),
+        task_reads=_rows(wire.get("task_reads", nothing)),
+        task_writes=_rows(wire.get("task_writes", nothing)),
+        requests=tuple(RequestInfo(*row) for row in wire.get("requests", ())),
     )
     tasks, ops = len(trace.task_op), len(trace.operators)
     if len(trace.spans) and int(trace.spans["task"].max()) >= tasks:
@@ -104,6 +114,14 @@ def _from_wire(wire: Mapping[str, Any]) -> Trace:
     if tasks and int(trace.task_op.max()) >= ops:
         raise ValueError(f"a task of an operator beyond {ops}")
     return trace
+
+
+def _to_bytes(rows: Rows) -> list[bytes]:
+    return [a.astype("<i8").tobytes() for a in rows]
+
+
+def _rows(data: Sequence[bytes]) -> Rows:
+    return _integers(data[0]), _integers(data[1])
 
 
 def _integers(data: bytes) -> NDArray[np.int64]:

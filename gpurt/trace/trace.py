@@ -20,7 +20,7 @@ from gpurt.errors import TraceError
 
 if TYPE_CHECKING:
     from gpurt.executors.base import RawTrace
-    from gpurt.plan import Plan
+    from gpurt.plan import Plan, PlanRegion
 
 # One task on one worker. begin: claimed, the wait starts; begin + wait: edges met, the run starts;
 # begin + wait + run: signalled. stall: part of the run, waiting for streamed weights.
@@ -62,12 +62,32 @@ class OperatorInfo:
 
 
 @dataclass(frozen=True)
+class RequestInfo:
+    """A request that ran in the steps first_step..last_step, both included."""
+
+    sequence: int
+    first_step: int
+    last_step: int
+    prompt_tokens: int
+    tokens: int
+
+
+Rows = tuple[NDArray[np.int64], NDArray[np.int64]]  # row i is values[offsets[i] : offsets[i + 1]]
+
+
+def _no_rows() -> Rows:
+    return np.zeros(1, np.int64), np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
 class Trace:
     """spans: SPAN, by step and begin. steps: STEP, by number; every step, also without spans.
 
     task_op, task_bytes: by task. waits: counters a task waits for; producers: tasks that signal a
-    counter; both as (offsets, values). payload_edges: (producer operator, consumer operator).
-    dropped: spans that newer ones overwrote.
+    counter; both as Rows. payload_edges: (producer operator, consumer operator).
+    regions: `x[0:16, 0:576] f32`, to which task_reads and task_writes point, Rows by task; empty in
+    a file of an older gpurt. requests: those that are known. dropped: spans that newer ones
+    overwrote.
     """
 
     name: str
@@ -76,16 +96,25 @@ class Trace:
     operators: tuple[OperatorInfo, ...]
     task_op: NDArray[np.int64]
     task_bytes: NDArray[np.int64]
-    waits: tuple[NDArray[np.int64], NDArray[np.int64]] = field(repr=False)
-    producers: tuple[NDArray[np.int64], NDArray[np.int64]] = field(repr=False)
+    waits: Rows = field(repr=False)
+    producers: Rows = field(repr=False)
     payload_edges: tuple[tuple[int, int], ...] = field(repr=False)
     spans: NDArray[Any] = field(repr=False)
     steps: NDArray[Any] = field(repr=False)
     dropped: int = 0
+    regions: tuple[str, ...] = field(default=(), repr=False)
+    task_reads: Rows = field(default_factory=_no_rows, repr=False)
+    task_writes: Rows = field(default_factory=_no_rows, repr=False)
+    requests: tuple[RequestInfo, ...] = ()
 
     @staticmethod
     def from_raw(
-        plan: Plan, raw: RawTrace, *, first_step: int = 0, last_step: int | None = None
+        plan: Plan,
+        raw: RawTrace,
+        *,
+        first_step: int = 0,
+        last_step: int | None = None,
+        requests: tuple[RequestInfo, ...] = (),
     ) -> Trace:
         """A Trace of the steps first..last of one launch. Raises: TraceError if it is empty."""
         spans = _merge(raw, first_step, last_step)
@@ -100,6 +129,7 @@ class Trace:
         known["layer"] = layers[known["task"]]
         _to_origin(known, steps)
         sizes = [t.cost_bytes or (t.stream[2] if t.stream else 0) for t in plan.tasks]
+        regions, reads, writes = _regions(plan)
         return Trace(
             name=plan.name,
             device=f"{plan.target.kind} {plan.target.arch}".rstrip(),
@@ -115,6 +145,10 @@ class Trace:
             spans=known,
             steps=steps,
             dropped=raw.dropped,
+            regions=regions,
+            task_reads=reads,
+            task_writes=writes,
+            requests=requests,
         )
 
     def save(self, path: str | Path) -> None:
@@ -158,12 +192,18 @@ class Trace:
 
     def producers_of(self, task: int) -> NDArray[np.int64]:
         """Tasks whose signals or payload `task` waits for."""
-        counters = _row(self.waits, task)
-        found = [_row(self.producers, int(c)) for c in counters]
+        counters = row(self.waits, task)
+        found = [row(self.producers, int(c)) for c in counters]
         op = int(self.task_op[task])
         feeding = [a for a, b in self.payload_edges if b == op]
         found += [np.flatnonzero(self.task_op == a) for a in feeding]
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+
+def row(rows: Rows, index: int) -> NDArray[np.int64]:
+    """Row `index`, a view."""
+    offsets, values = rows
+    return values[offsets[index] : offsets[index + 1]]
 
 
 def end_ns(spans: NDArray[Any]) -> NDArray[np.int64]:
@@ -232,13 +272,21 @@ def _to_origin(spans: NDArray[Any], steps: NDArray[Any]) -> None:
     spans["begin_ns"] -= origin
 
 
-def _rows(rows: Iterable[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    lists = [list(r) for r in rows]
-    offsets = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum([len(r) for r in lists], out=offsets[1:])
-    return offsets, np.array(list(itertools.chain.from_iterable(lists)), np.int64)
+def _rows(lists: Iterable[Sequence[int]]) -> Rows:
+    kept = [list(r) for r in lists]
+    offsets = np.zeros(len(kept) + 1, np.int64)
+    np.cumsum([len(r) for r in kept], out=offsets[1:])
+    return offsets, np.array(list(itertools.chain.from_iterable(kept)), np.int64)
 
 
-def _row(rows: tuple[NDArray[np.int64], NDArray[np.int64]], index: int) -> NDArray[np.int64]:
-    offsets, values = rows
-    return values[offsets[index] : offsets[index + 1]]
+def _regions(plan: Plan) -> tuple[tuple[str, ...], Rows, Rows]:
+    """What tasks read and write, each region's text once."""
+    index: dict[PlanRegion, int] = {}
+    reads = _rows([index.setdefault(r, len(index)) for r in t.reads] for t in plan.tasks)
+    writes = _rows([index.setdefault(r, len(index)) for r in t.writes] for t in plan.tasks)
+    texts = []
+    for buffer_index, bounds in index:
+        buffer = plan.buffers[buffer_index]
+        ranges = ", ".join(f"{low}:{high}" for low, high in bounds)
+        texts.append(f"{buffer.name}[{ranges}] {buffer.dtype}")
+    return tuple(texts), reads, writes

@@ -45,9 +45,9 @@ GPURT_FN void load_granules(u64 address, bool payload, const BodyContext& contex
 
 // Four floats, canonical, in one store. Any lanes; right for payload and for ordinary arguments.
 GPURT_FN void store_granule(u64 address, f32 a, f32 b, f32 c, f32 d) {
-  st_relaxed_gpu_b128(address,
-                      make_uint4(canonical_f32(__float_as_uint(a)), canonical_f32(__float_as_uint(b)),
-                                 canonical_f32(__float_as_uint(c)), canonical_f32(__float_as_uint(d))));
+  st_relaxed_gpu_b128(
+      address, make_uint4(canonical_f32(__float_as_uint(a)), canonical_f32(__float_as_uint(b)),
+                          canonical_f32(__float_as_uint(c)), canonical_f32(__float_as_uint(d))));
 }
 
 }  // namespace gpurt

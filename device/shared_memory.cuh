@@ -59,7 +59,8 @@ struct SharedMemory {
   u32 sample_count;
   u32 reserved;
 };
-static_assert(sizeof(SharedMemory) <= 232448, "227 KB is the most a block of sm_90 and sm_100 gets");
+static_assert(sizeof(SharedMemory) <= 232448,
+              "227 KB is the most a block of sm_90 and sm_100 gets");
 
 extern __shared__ __align__(128) u8 gpurt_shared[];
 

@@ -1,11 +1,11 @@
 // Spins: every wait ends by what it waits for, or because the block leaves.
 //
-// A spin polls its edge alone and looks at the block's `leaving` word on each 64th poll: one load of
-// shared memory. Abort, exit and time-outs are watched by the block's loader (scheduler/loader.cuh),
-// which has nothing better to do when its team makes no progress. So a hot loop holds neither clock
-// nor fault: written out in every wait they tripled its code, and the loop fell out of the
-// instruction cache. Once `leaving` is set, tasks run to their ends on meaningless data, meet all
-// barriers, and the block leaves by its slots (stream.cuh).
+// A spin polls its edge alone and looks at the block's `leaving` word on each 64th poll: one load
+// of shared memory. Abort, exit and time-outs are watched by the block's loader
+// (scheduler/loader.cuh), which has nothing better to do when its team makes no progress. So a hot
+// loop holds neither clock nor fault: written out in every wait they tripled its code, and the loop
+// fell out of the instruction cache. Once `leaving` is set, tasks run to their ends on meaningless
+// data, meet all barriers, and the block leaves by its slots (stream.cuh).
 #pragma once
 #include "bodies/context.cuh"
 #include "counter.hpp"

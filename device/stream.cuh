@@ -63,10 +63,12 @@ GPURT_FN void wait_slot(u32 turn) {
 // After this warp's last read of the slot and its last store of the task, by all lanes.
 GPURT_FN void finish_slot(u32 turn) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared().slot_done[turn % kSlotCount]));
+  if (threadIdx.x % 32 == 0)
+    mbarrier_arrive(shared_address(&shared().slot_done[turn % kSlotCount]));
 }
 
-// ---- times of a run: one lane of the team writes clocks into the slot, the storer subtracts -------
+// ---- times of a run: one lane of the team writes clocks into the slot, the storer subtracts
+// -------
 GPURT_FN bool is_trace_lane() {
   return threadIdx.x == (kTeamWarps == 1 ? 0 : 32);
 }

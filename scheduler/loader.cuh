@@ -7,8 +7,8 @@
 // One lane does it all: a bulk copy takes one thread about 115 ns to issue, a 32 KB stage takes
 // the memory a microsecond. Nothing in here blocks but the ends of rings: a queue that is still
 // empty never holds up the stream of a task already taken.
-// Does not know: edges. Weights depend on nothing, so they are fetched before any edge is met. But a
-// `ready` slot that nobody fills is waited for here alone, so here it times out.
+// Does not know: edges. Weights depend on nothing, so they are fetched before any edge is met. But
+// a `ready` slot that nobody fills is waited for here alone, so here it times out.
 #pragma once
 #include "controller.hpp"
 #include "stream.cuh"
@@ -140,8 +140,8 @@ struct Loader {
   }
 };
 
-// Watches the team and the queue: no progress for wait_timeout_ns is a Fault. The clock stands while
-// the team waits for a step to open: the time between two steps is the host's.
+// Watches the team and the queue: no progress for wait_timeout_ns is a Fault. The clock stands
+// while the team waits for a step to open: the time between two steps is the host's.
 struct Watch {
   u64 since_ns;
   u32 freed;
@@ -204,7 +204,8 @@ struct Watch {
     raise_fault(gpurt_program, fault);
   }
 
-  // A `ready` slot that nobody fills belongs to no task yet: names the first one that lacks an edge.
+  // A `ready` slot that nobody fills belongs to no task yet: names the first one that lacks an
+  // edge.
   __device__ static __noinline__ void report_empty_slot(const TaskSource& source, u64 waited_ns) {
     Fault fault = fault_of(kFaultQueueTimeout, source.begin, source.step, waited_ns);
     for (u32 task = source.begin; task < source.end; ++task) {

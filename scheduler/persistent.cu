@@ -26,7 +26,11 @@
 // At launch: grid = Program::worker_count blocks, all resident at once; block =
 // gpurt_block_threads; dynamic shared memory = gpurt_shared_bytes; `gpurt_program` holds the
 // Program. A task with flag kTaskAdvance runs advance() whatever its body index says.
+
+// First: it says how many warps and stages there are.
+// clang-format off
 #include "bodies.gen.cuh"
+// clang-format on
 
 #include "controller.hpp"
 #include "loader.cuh"

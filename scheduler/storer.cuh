@@ -2,10 +2,10 @@
 // their spans and gives their slots back to the loader.
 //
 // A team that finished a task goes on at once; the release of a signal, which waits for the task's
-// stores to reach L2, is this warp's. slot_done (acquire) then a signal (release) pass the stores of
-// the whole team on to whoever waits for the counter.
-// Spans are in nanoseconds of the device's global clock: an SM's cycle counter, anchored once a
-// step. The global clock is coarse, so single spans are measured in cycles and then scaled.
+// stores to reach L2, is this warp's. slot_done (acquire) then a signal (release) pass the stores
+// of the whole team on to whoever waits for the counter. Spans are in nanoseconds of the device's
+// global clock: an SM's cycle counter, anchored once a step. The global clock is coarse, so single
+// spans are measured in cycles and then scaled.
 #pragma once
 #include "queue.hpp"
 #include "stream.cuh"
@@ -101,11 +101,12 @@ struct SpanWriter {
   }
 };
 
-// ---- `ready` successors, a warp at a time --------------------------------------------------------
+// ---- `ready` successors, a warp at a time
+// --------------------------------------------------------
 constexpr u32 kPushesPerLane = 4;
 
-// Successors [begin, begin + 32 * kPushesPerLane) of a counter whose last signal this warp made, and
-// acquired. queue.hpp has the same steps one by one; here one fence serves all adds of a step:
+// Successors [begin, begin + 32 * kPushesPerLane) of a counter whose last signal this warp made,
+// and acquired. queue.hpp has the same steps one by one; here one fence serves all adds of a step:
 //   fence -> arrivals -> fence -> places in the queue -> slots
 // The first fence releases what the counter's signals passed on, with every arrival; the second one
 // acquires what earlier arrivals released, and releases all of it with the slots.

@@ -21,11 +21,11 @@ namespace gpurt {
 struct BodyContext {
   const Program* program;
   const StepState* step;
-  const RowState* rows;      // [step->rows]
-  const u32* sample_rows;    // [step->sample_count]: the row of each sampled row
-  u32* sampled;              // [step->sample_count]: what `sample` chose
-  const SlotState* slots;    // [program->slot_count]
-  u8* scratch;               // shared memory of this team, 128-byte aligned
+  const RowState* rows;    // [step->rows]
+  const u32* sample_rows;  // [step->sample_count]: the row of each sampled row
+  u32* sampled;            // [step->sample_count]: what `sample` chose
+  const SlotState* slots;  // [program->slot_count]
+  u8* scratch;             // shared memory of this team, 128-byte aligned
   u32 worker;
   u32 thread;  // of the team, from 0
   u64 step_index;

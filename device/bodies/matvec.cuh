@@ -24,7 +24,8 @@ struct matvec : MatvecTask {
   static constexpr u32 kUnitBytes = 2048;
   static_assert(kStageBytes == kVirtual * kUnitBytes);
 
-  // ---- multiply ----------------------------------------------------------------------------------
+  // ---- multiply
+  // ----------------------------------------------------------------------------------
   GPURT_FN static void read_unit(u32 unit_address, uint4 (&unit)[4]) {
 #pragma unroll
     for (u32 j = 0; j < 4; ++j)
@@ -34,18 +35,20 @@ struct matvec : MatvecTask {
   // Two chains: a dependent mma costs its whole latency.
   GPURT_FN static void multiply(const uint4 (&unit)[4], const u32 (&pair)[8], f32 (&sum)[2][4]) {
 #pragma unroll
-    for (u32 j = 0; j < 4; ++j) mma_m16n8k16_bf16(sum[j % 2], unit[j], pair[2 * j], pair[2 * j + 1]);
+    for (u32 j = 0; j < 4; ++j)
+      mma_m16n8k16_bf16(sum[j % 2], unit[j], pair[2 * j], pair[2 * j + 1]);
   }
 
   template <class Activations>
   GPURT_FN static void start(Activations& x, const Slot& slot, const Shape& s, u32 chunk) {
     const TaskRecord& task = slot.record;
-    x.start(arg_address(task, kArgX, slot.step, gpurt_program.payload_set_bytes), s.k, chunk, s.rows,
-            [&](u32 j) { return source_row(task, j); });
+    x.start(arg_address(task, kArgX, slot.step, gpurt_program.payload_set_bytes), s.k, chunk,
+            s.rows, [&](u32 j) { return source_row(task, j); });
   }
 
-  // ---- a team of 16 warps: one virtual warp each -------------------------------------------------
-  // This warp's unit of the next stage, into registers; the stage is then the loader's again.
+  // ---- a team of 16 warps: one virtual warp each
+  // ------------------------------------------------- This warp's unit of the next stage, into
+  // registers; the stage is then the loader's again.
   GPURT_FN static void take_unit(StageCursor& cursor, uint4 (&unit)[4], u32& stall) {
     stall += wait_stage(cursor);
     read_unit(shared_address(shared().ring[cursor.stage]) + threadIdx.x / 32 * kUnitBytes, unit);
@@ -123,7 +126,8 @@ struct matvec : MatvecTask {
     return o;
   }
 
-  // ---- a team of 1 warp: all virtual warps, their sums in shared memory ----------------------------
+  // ---- a team of 1 warp: all virtual warps, their sums in shared memory
+  // ----------------------------
   struct Single {
     Half half;
     float4 sum[2][kVirtual][2][32];   // [tile][virtual warp][chain][lane]
@@ -206,8 +210,7 @@ struct matvec : MatvecTask {
     }
     for (u32 group = 0; group < kVirtual >> s.tile_log2; ++group) {
       f32 squares[kLoads];
-      for (u32 i = 0; i < kLoads; ++i)
-        squares[i] = single.squares[t][group][i][threadIdx.x % 32];
+      for (u32 i = 0; i < kLoads; ++i) squares[i] = single.squares[t][group][i][threadIdx.x % 32];
       store_squares(single.half, group, MatvecActivations<X, 16>::sum_squares(squares));
     }
     __syncwarp();
@@ -216,8 +219,9 @@ struct matvec : MatvecTask {
     __syncwarp();
   }
 
-  // ---- the roles of the hot loop -----------------------------------------------------------------
-  // Each way gets a loop of its own, with the registers it needs.
+  // ---- the roles of the hot loop
+  // ----------------------------------------------------------------- Each way gets a loop of its
+  // own, with the registers it needs.
   static constexpr u32 kWays = kTeamWarps == 1 ? 2 : 6;
 
   // Whether a task without counter edges must follow a team barrier: an ordinary input may be what
@@ -241,7 +245,7 @@ struct matvec : MatvecTask {
     if constexpr (kTeamWarps == 1) {
       run_single<x>(turn, cursor);
     } else {
-      run_team<x, WAY < 2 ? 1 : WAY < 4 ? 8 : 16>(turn, cursor, half);
+      run_team < x, WAY < 2 ? 1 : WAY<4 ? 8 : 16>(turn, cursor, half);
     }
   }
 };

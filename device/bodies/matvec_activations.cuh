@@ -1,13 +1,13 @@
 // matvec's activations on the GPU: a warp's part of one chunk of 64 columns, for ROWS step rows.
 //
-// X is kF32 or kBf16, ROWS is 1, 8 or 16: the most rows that this variant takes. A chunk of a row is
-// 8 (bf16) or 16 (f32) granules; lane (g, c) needs granules c, c + 4, ... of step rows g and g + 8,
-// the B operand of four mma after conversion. The packing of W has its columns in the same order
+// X is kF32 or kBf16, ROWS is 1, 8 or 16: the most rows that this variant takes. A chunk of a row
+// is 8 (bf16) or 16 (f32) granules; lane (g, c) needs granules c, c + 4, ... of step rows g and g +
+// 8, the B operand of four mma after conversion. The packing of W has its columns in the same order
 // (graphs/ops/packing.py).
 //   8, 16 rows   every lane loads what it needs: a row's four lanes read 64 bytes at a time
 //   1 row        the first lanes load one granule each, so that one request brings the chunk; after
-//                conversion they pass it on to lanes 0..3. The lines of a payload edge are polled by
-//                every SM at once, and requests at their L2 slices are what a hop waits for.
+//                conversion they pass it on to lanes 0..3. The lines of a payload edge are polled
+//                by every SM at once, and requests at their L2 slices are what a hop waits for.
 // Loads go to L2 for payload and for ordinary inputs alike, so one path serves both.
 #pragma once
 #include "../stream.cuh"
@@ -19,16 +19,16 @@ constexpr u32 kMatvecRowTile = 8;  // rows of a step in one mma: its n
 template <u32 X, u32 ROWS>
 struct MatvecActivations {
   static constexpr u32 kTiles = ROWS == 16 ? 2 : 1;
-  static constexpr u32 kGranules = X == kBf16 ? 2 : 4;     // that a lane needs of a row
+  static constexpr u32 kGranules = X == kBf16 ? 2 : 4;      // that a lane needs of a row
   static constexpr u32 kLoads = ROWS == 1 ? 1 : kGranules;  // that it loads itself
   static constexpr u32 kColumnLanes = ROWS == 1 ? 4 * kGranules : 4;
   static constexpr u32 kElementBytes = X == kBf16 ? 2 : 4;
   static constexpr u32 kChunkBytes = 64 * kElementBytes;
   static constexpr u32 kGranuleStride = 64;  // bytes: four lanes' granules
-  uint4 raw[kTiles][kLoads];  // in flight from load() to wait()
-  u64 at[kTiles];             // this lane's first granule of the current chunk
-  u32 offset;                 // of that granule in its row, bytes
-  u32 row_bytes;              // 0: there is no row to read
+  uint4 raw[kTiles][kLoads];                 // in flight from load() to wait()
+  u64 at[kTiles];                            // this lane's first granule of the current chunk
+  u32 offset;                                // of that granule in its row, bytes
+  u32 row_bytes;                             // 0: there is no row to read
 
   // row(j): the row of x that belongs to row j of the output. Lanes beyond the last row read that
   // one again: it costs no further sector, and their columns of the product are never stored.
@@ -141,8 +141,7 @@ struct MatvecActivations {
 #pragma unroll
     for (u32 i = 1; i < kGranules; ++i) {
 #pragma unroll
-      for (u32 w = 0; w < kWords; ++w)
-        pair[kWords * i + w] = __shfl_down_sync(~0u, pair[w], 4 * i);
+      for (u32 w = 0; w < kWords; ++w) pair[kWords * i + w] = __shfl_down_sync(~0u, pair[w], 4 * i);
     }
   }
 };

@@ -31,8 +31,8 @@ struct MatvecTask {
   // tile is enough: who writes one again has passed the barrier after its last reading.
   // A row's sums lie side by side, K group after K group of its row tile, for loads of 16 bytes.
   struct alignas(16) Half {
-    f32 part[kRowTile][16][kGroupStride];    // [step row][row of W][row tile * groups + group]
-    f32 squares[kRowTile][kGroupStride];     // [step row][K group]
+    f32 part[kRowTile][16][kGroupStride];  // [step row][row of W][row tile * groups + group]
+    f32 squares[kRowTile][kGroupStride];   // [step row][K group]
   };
   static_assert(2 * sizeof(Half) <= kScratchBytes);
 
@@ -43,7 +43,7 @@ struct MatvecTask {
     u32 tile_log2;  // log2 of R, the row tiles of this task
     u32 chunks;     // of 64 columns
     u32 flags;
-    u32 eps;  // bits of a float
+    u32 eps;   // bits of a float
     u64 norm;  // 0: none
   };
 
@@ -87,9 +87,10 @@ struct MatvecTask {
     return reinterpret_cast<Half*>(shared().scratch)[half];
   }
 
-  // ---- partial sums ------------------------------------------------------------------------------
-  // Bytes from the start of a Half to where virtual warp `v` puts lane (g, c)'s sums: rows g and
-  // g + 8 of W, step rows 2c and 2c + 1.
+  // ---- partial sums
+  // ------------------------------------------------------------------------------ Bytes from the
+  // start of a Half to where virtual warp `v` puts lane (g, c)'s sums: rows g and g + 8 of W, step
+  // rows 2c and 2c + 1.
   GPURT_FN static u32 part_offset(const Shape& s, u32 v) {
     const u32 lane = threadIdx.x % 32;
     const u32 tile = v & ((1u << s.tile_log2) - 1), group = v >> s.tile_log2;
@@ -142,8 +143,9 @@ struct MatvecTask {
     return sum_groups<1>(from);
   }
 
-  // ---- outputs -----------------------------------------------------------------------------------
-  // Output `at` of a tile of step rows; `rows` of them are there.
+  // ---- outputs
+  // ----------------------------------------------------------------------------------- Output `at`
+  // of a tile of step rows; `rows` of them are there.
   GPURT_FN static Output output_of(const TaskRecord& task, const Shape& s, u32 at, u32 tile,
                                    u32 rows, u64 step) {
     Output o;
@@ -215,11 +217,12 @@ struct MatvecTask {
     if ((o.bits & kStores) != 0) st_relaxed_gpu_b128(o.y, granule);
   }
 
-  // What only some tasks have, in the order of the contract. Intrinsics: no variant may contract what
-  // another does not.
+  // What only some tasks have, in the order of the contract. Intrinsics: no variant may contract
+  // what another does not.
   GPURT_FN static f32 add_extras(u32 half, const Shape& s, Output& o, f32 value) {
     if ((s.flags & kHasNorm) != 0) {
-      const u32 squares = half + kRowTile * kTokenFloats * 4 + (o.bits >> kRowShift) * kGroupStride * 4;
+      const u32 squares =
+          half + kRowTile * kTokenFloats * 4 + (o.bits >> kRowShift) * kGroupStride * 4;
       const f32 mean = __fdividef(sum_of(squares, s.tile_log2), static_cast<f32>(s.k));
       value = __fmul_rn(value, rsqrtf(__fadd_rn(mean, __uint_as_float(s.eps))));
     }

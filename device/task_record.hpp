@@ -38,11 +38,25 @@ struct Wait {
 static_assert(sizeof(Wait) == 8);
 
 enum TaskFlags : u16 {
-  kTaskAdvance = 1,     // runs advance(): writes the next StepState and opens the next step
-  kTaskPayloadIn = 2,   // the body polls its inputs: data is its own flag
-  kTaskPayloadOut = 4,  // the body stores granules that readers poll
-  kTaskRearm = 8,       // refills payload buffers with the sentinel
+  kTaskAdvance = 1,        // runs advance(): writes the next StepState and opens the next step
+  kTaskPayloadIn = 2,      // the body polls its inputs: data is its own flag
+  kTaskPayloadOut = 4,     // the body stores granules that readers poll
+  kTaskRearm = 8,          // refills payload buffers with the sentinel
+  kTaskDecides = 16,       // after its body: scheduler/dynamic.hpp, by the Decision it names
+  kTaskExpertStream = 32,  // streams an expert's weights, which one is known at run time
 };
+
+// Where such tasks keep what no body reads: the last parameters and addresses of the record.
+// kTaskDecides:
+constexpr u32 kParamDecision = kParamsPerTask - 1;  // index into Program::decisions
+// kTaskExpertStream: weights of expert e begin at stream_base + e * 16 * stride. The task's slot is
+// tile[0]; a slot that is not live streams nothing. The loader reads both words once the counter
+// has reached its target, which says that the decider has run.
+constexpr u32 kParamExpertSignals = kParamsPerTask - 3;
+constexpr u32 kParamExpertCounter = kParamsPerTask - 2;
+constexpr u32 kParamExpertStride = kParamsPerTask - 1;  // in units of 16 bytes
+constexpr u32 kAddrLiveSlots = kAddrsPerTask - 2;       // u32: how many slots are live
+constexpr u32 kAddrExpertId = kAddrsPerTask - 1;        // u32: the expert of this task's slot
 
 // One task, complete in itself, so that one asynchronous copy brings all a worker needs.
 struct alignas(16) TaskRecord {
@@ -64,7 +78,8 @@ struct alignas(16) TaskRecord {
 };
 static_assert(sizeof(TaskRecord) == 256 && alignof(TaskRecord) == 16);
 
-enum Policy : u32 { kPolicyStatic = 0, kPolicyClaim = 1, kPolicyReady = 2 };
+// Dynamic: claim, but how many of the segment's tasks a step has is decided in that step.
+enum Policy : u32 { kPolicyStatic = 0, kPolicyClaim = 1, kPolicyReady = 2, kPolicyDynamic = 3 };
 
 // A run of operators under one policy. Every worker walks the segments in this order.
 struct Segment {
@@ -87,11 +102,44 @@ static_assert(sizeof(CounterInfo) == 16);
 // Head and tail of one segment's queue, each alone in its line.
 struct alignas(64) Cursor {
   u64 head;  // next ticket to take: only grows; of step first_step + t / tasks, task t % tasks
+             // dynamic: step's round << 32 | place; the last live task has place kPlaceEnd - 1
   u8 pad0[56];
-  u64 tail;  // `ready`: next slot to fill: only grows
+  u64 tail;  // `ready`: next slot to fill: only grows. Dynamic: live tasks of head's round
   u8 pad1[56];
 };
 static_assert(sizeof(Cursor) == 128);
+
+constexpr u32 kPlaceEnd = 0x80000000u;
+constexpr u32 kPublishedPerDecision = 4;  // more dynamic operators of one decider stay under claim
+
+// A dynamic segment that a decider opens: slot by slot, `tiles_per_slot` tasks each.
+struct Published {
+  u32 cursor;  // index into Program::cursors
+  u32 tiles_per_slot;
+};
+static_assert(sizeof(Published) == 8);
+
+// Signals that do not come from tasks of slots that are not live: `signals_per_slot` for each slot
+// of [slot_begin, slot_end) from the first that is not.
+struct Absent {
+  u32 counter;
+  u32 slot_begin;
+  u32 slot_end;
+  u32 signals_per_slot;
+};
+static_assert(sizeof(Absent) == 16);
+
+// What a task with kTaskDecides does after its body.
+struct Decision {
+  u64 live;          // u32: how many slots are live in this step, written by the decider's body
+  u32 slots;         // the most there can be
+  u32 absent_begin;  // into Program::absents
+  u32 absent_count;
+  u32 published_count;
+  u32 reserved[2];
+  Published published[kPublishedPerDecision];
+};
+static_assert(sizeof(Decision) == 64);
 
 // ---- step ------------------------------------------------------------------------------------
 enum RowFlags : u32 { kRowSample = 1 };  // this row's logits are wanted
@@ -167,7 +215,7 @@ constexpr u32 kNoSample = 0xFFFFFFFFu;
 
 // State of one sequence on the device; only advance and admission touch it.
 struct SlotState {
-  u32 active;  // 0: free; else 1 + the steps this request took part in
+  u32 active;    // 0: free; else 1 + the steps this request took part in
   u32 entry;     // index into requests and outputs
   u32 position;  // next position to feed
   u32 prompt_tokens;
@@ -202,6 +250,7 @@ enum FaultKind : u32 {
   kFaultNonFinite = 5,       // a body met NaN or infinity where the model needs a number
   kFaultHostBody = 6,        // a Python body raised
   kFaultCheckIn = 7,         // not every worker arrived
+  kFaultCapacity = 8,        // a decider named more live slots (seen) than the plan has (needed)
 };
 
 struct Fault {
@@ -307,6 +356,7 @@ struct alignas(64) Program {
   u64 first_step;       // 0, or just below 2^32 in tests
   u64 payload_set_bytes;  // distance between the two sets of payload buffers
   u64 held_tickets;       // u64[worker_count * segment_count]: ticket + 1 taken for a later step
+                          // (dynamic: the head that was drawn); 0: none
   u32 task_count;
   u32 segment_count;
   u32 worker_count;
@@ -323,6 +373,8 @@ struct alignas(64) Program {
   u32 team_warps;    // cuda: 16 or 1
   u32 ready_root_begin;  // into successors: `ready` tasks without waits, pushed by who opens a step
   u32 ready_root_count;
+  u64 decisions;  // Decision[]
+  u64 absents;    // Absent[]
 };
 static_assert(sizeof(Program) == 320);
 

@@ -38,11 +38,19 @@ class Target:
 
 @dataclass(frozen=True)
 class Stream:
-    """A tile's weights: one contiguous range of the packed buffer bound to argument `arg`."""
+    """A tile's weights: one contiguous range of the packed buffer bound to argument `arg`.
+
+    stride_bytes: if not 0, which expert's weights is known at run time. Those of expert 0 are
+        stated, each further one's lie `stride_bytes` further. The id is the u32 at byte
+        `expert_id_bytes` of argument `routes`, whose first u32 is the number of live slots; a
+        tile whose slot, coords[0], is not live streams nothing.
+    """
 
     arg: str
     offset_bytes: int
     size_bytes: int
+    stride_bytes: int = 0
+    expert_id_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ TASK_ADVANCE = int(TaskFlags.ADVANCE)
 TASK_PAYLOAD_IN = int(TaskFlags.PAYLOAD_IN)
 TASK_PAYLOAD_OUT = int(TaskFlags.PAYLOAD_OUT)
 TASK_REARM = int(TaskFlags.REARM)
+TASK_DECIDES = int(TaskFlags.DECIDES)
+TASK_EXPERT_STREAM = int(TaskFlags.EXPERT_STREAM)
 
 ARENA_ALIGN_BYTES = 256
 
@@ -78,6 +80,21 @@ class PlanOperator:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanExpert:
+    """Which expert's weights a task streams, known at run time: those at `stream` and then
+    `stride_bytes` further for each expert id.
+
+    live, expert_id: (buffer index, byte offset) of the count of live slots and of the id of this
+    task's slot (coords[0]). wait: (counter, signals_per_step); then both words are there.
+    """
+
+    live: tuple[int, int]
+    expert_id: tuple[int, int]
+    stride_bytes: int
+    wait: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class PlanTask:
     """One task record before addresses are known.
 
@@ -100,6 +117,7 @@ class PlanTask:
     writes: tuple[PlanRegion, ...]
     cost_ns: int
     cost_bytes: int = 0
+    expert: PlanExpert | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +130,31 @@ class PlanCounter:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanDynamic:
+    """Makes a `claim` segment dynamic: a step has only the tasks of its live slots, which are the
+    first ones. Tasks lie slot by slot, `tiles_per_slot` in each.
+
+    live: (buffer index, byte offset) of a u32, how many slots are live; task `decider` writes it.
+    Task `compensator` (the decider itself, or one that follows it and all that an absent task would
+    have waited for) gives the signals of absent tasks. absent: (counter, first slot, end slot,
+    signals a slot).
+    """
+
+    decider: int
+    compensator: int
+    live: tuple[int, int]
+    tiles_per_slot: int
+    absent: tuple[tuple[int, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PlanSegment:
     """Tasks [begin, end) under one policy; every worker walks the segments in this order."""
 
     policy: Policy
     begin: int
     end: int
+    dynamic: PlanDynamic | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +306,10 @@ def _row(record: Any) -> list[Any]:
     return [getattr(record, f.name) for f in fields(record)]
 
 
+def _part(record: Any) -> list[Any] | None:
+    return None if record is None else _row(record)
+
+
 def _to_wire(plan: Plan) -> dict[str, Any]:
     regions, params, texts = _Table(), _Table(), _Table()
     tasks = []
@@ -277,6 +318,7 @@ def _to_wire(plan: Plan) -> dict[str, Any]:
         row[1] = texts.put(t.body)
         row[8] = params.put(t.params)
         row[11], row[12] = regions.put_all(t.reads), regions.put_all(t.writes)
+        row[15] = _part(t.expert)
         tasks.append(row)
     return {
         "version": plan.version,
@@ -290,7 +332,7 @@ def _to_wire(plan: Plan) -> dict[str, Any]:
         "texts": texts.rows,
         "tasks": tasks,
         "counters": [_row(c) for c in plan.counters],
-        "segments": [_row(s) for s in plan.segments],
+        "segments": [[s.policy, s.begin, s.end, _part(s.dynamic)] for s in plan.segments],
         "lists": plan.lists,
         "edges": [_row(e) for e in plan.edges],
         "payload_set_bytes": plan.payload_set_bytes,
@@ -305,6 +347,8 @@ def _from_wire(wire: dict[str, Any]) -> Plan:
         values[1], values[8] = texts[row[1]], params[row[8]]
         values[11] = tuple(regions[i] for i in row[11])
         values[12] = tuple(regions[i] for i in row[12])
+        if values[15] is not None:
+            values[15] = PlanExpert(*values[15])
         tasks.append(PlanTask(*values))
     rows, slots, context, vocab = wire["bounds"]
     return Plan(
@@ -319,7 +363,10 @@ def _from_wire(wire: dict[str, Any]) -> Plan:
         operators=tuple(PlanOperator(*row) for row in wire["operators"]),
         tasks=tuple(tasks),
         counters=tuple(PlanCounter(*row) for row in wire["counters"]),
-        segments=tuple(PlanSegment(*row) for row in wire["segments"]),
+        segments=tuple(
+            PlanSegment(policy, begin, end, None if dynamic is None else PlanDynamic(*dynamic))
+            for policy, begin, end, dynamic in wire["segments"]
+        ),
         lists=wire["lists"],
         edges=tuple(PlanEdge(*row) for row in wire["edges"]),
         payload_set_bytes=wire["payload_set_bytes"],

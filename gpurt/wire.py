@@ -15,6 +15,15 @@ WAITS_PER_TASK = 4
 SIGNALS_PER_TASK = 4
 ADDRS_PER_TASK = 10
 PARAMS_PER_TASK = 20
+PUBLISHED_PER_DECISION = 4
+# Where the tasks of TaskFlags.DECIDES and EXPERT_STREAM keep what no body reads.
+PARAM_DECISION = PARAMS_PER_TASK - 1
+PARAM_EXPERT_SIGNALS = PARAMS_PER_TASK - 3
+PARAM_EXPERT_COUNTER = PARAMS_PER_TASK - 2
+PARAM_EXPERT_STRIDE = PARAMS_PER_TASK - 1  # in units of EXPERT_STRIDE_UNIT bytes
+EXPERT_STRIDE_UNIT = 16
+ADDR_LIVE_SLOTS = ADDRS_PER_TASK - 2
+ADDR_EXPERT_ID = ADDRS_PER_TASK - 1
 STOP_IDS_PER_REQUEST = 16
 COUNTER_STRIDE = 64  # bytes between counters
 SPAN_COUNT_STRIDE = 64  # bytes between the span counts of two workers
@@ -55,6 +64,8 @@ class TaskFlags(IntFlag):
     PAYLOAD_IN = 2
     PAYLOAD_OUT = 4
     REARM = 8
+    DECIDES = 16
+    EXPERT_STREAM = 32
 
 
 class Policy(IntEnum):
@@ -63,6 +74,7 @@ class Policy(IntEnum):
     STATIC = 0
     CLAIM = 1
     READY = 2
+    DYNAMIC = 3
 
 
 class RowFlags(IntFlag):
@@ -122,6 +134,7 @@ class FaultKind(IntEnum):
     NON_FINITE = 5
     HOST_BODY = 6
     CHECK_IN = 7
+    CAPACITY = 8
 
 
 def _struct(size_bytes: int, *fields: tuple[Any, ...]) -> np.dtype[Any]:
@@ -170,6 +183,23 @@ COUNTER_INFO = _struct(
 )
 
 CURSOR = _struct(128, ("head", "u8"), ("pad0", "u1", 56), ("tail", "u8"), ("pad1", "u1", 56))
+
+PUBLISHED = _struct(8, ("cursor", "u4"), ("tiles_per_slot", "u4"))
+
+ABSENT = _struct(
+    16, ("counter", "u4"), ("slot_begin", "u4"), ("slot_end", "u4"), ("signals_per_slot", "u4")
+)
+
+DECISION = _struct(
+    64,
+    ("live", "u8"),
+    ("slots", "u4"),
+    ("absent_begin", "u4"),
+    ("absent_count", "u4"),
+    ("published_count", "u4"),
+    ("reserved", "u4", 2),
+    ("published", PUBLISHED, PUBLISHED_PER_DECISION),
+)
 
 ROW_STATE = _struct(16, ("token", "u4"), ("slot", "u4"), ("position", "u4"), ("flags", "u4"))
 
@@ -304,7 +334,11 @@ _PROGRAM_U32 = """
     team_warps ready_root_begin ready_root_count
 """
 PROGRAM = _struct(
-    320, *((n, "u8") for n in _PROGRAM_U64.split()), *((n, "u4") for n in _PROGRAM_U32.split())
+    320,
+    *((n, "u8") for n in _PROGRAM_U64.split()),
+    *((n, "u4") for n in _PROGRAM_U32.split()),
+    ("decisions", "u8"),
+    ("absents", "u8"),
 )
 
 STRUCTS: dict[str, np.dtype[Any]] = {
@@ -313,6 +347,9 @@ STRUCTS: dict[str, np.dtype[Any]] = {
     "Segment": SEGMENT,
     "CounterInfo": COUNTER_INFO,
     "Cursor": CURSOR,
+    "Published": PUBLISHED,
+    "Absent": ABSENT,
+    "Decision": DECISION,
     "RowState": ROW_STATE,
     "StepState": STEP_STATE,
     "RequestRecord": REQUEST_RECORD,

@@ -54,17 +54,18 @@ GPURT_FN bool arrive(const Program& program, u32 task, u64 step) {
   return before + 1 == wait_count * step_round(program, step);
 }
 
-// One thread of the worker, after its team has stored everything. Tasks that became ready are
-// pushed, but for one of them if `kept` is given: that one is the caller's to run next.
-GPURT_FN void signal_and_push(const Program& program, u32 counter, u64 step, u32* kept) {
+// One thread of the worker, after its team has stored everything. `amount` signals at once. Tasks
+// that became ready are pushed, but for one of them if `kept` is given: that one is the caller's to
+// run next.
+GPURT_FN void signal_many(const Program& program, u32 counter, u32 amount, u64 step, u32* kept) {
   const CounterInfo& info = at<const CounterInfo>(program.counter_infos)[counter];
   u64* word = counter_address(program, counter);
   if (info.successor_count == 0) {
-    counter_signal(word);
+    add_release(word, amount);
     return;
   }
-  const u64 before = add_acq_rel(word, 1);
-  if (before + 1 != u64{info.signals_per_step} * step_round(program, step)) return;
+  const u64 before = add_acq_rel(word, amount);
+  if (before + amount != u64{info.signals_per_step} * step_round(program, step)) return;
   const u32* successors = at<const u32>(program.successors) + info.successor_begin;
   for (u32 i = 0; i < info.successor_count; ++i) {
     const u32 task = successors[i];
@@ -76,6 +77,10 @@ GPURT_FN void signal_and_push(const Program& program, u32 counter, u64 step, u32
       push_ready(program, task, step);
     }
   }
+}
+
+GPURT_FN void signal_and_push(const Program& program, u32 counter, u64 step, u32* kept) {
+  signal_many(program, counter, 1, step, kept);
 }
 
 // By the thread that opens a step, before it does: `ready` tasks that wait for nothing.

@@ -7,7 +7,14 @@
 //   next:      own list        ticket = head + 1          ticket = head + 1, then its slot
 //   leave:     list ends       ticket of a later step     ticket of a later step
 //
-// Tickets of a segment are numbered through all steps: with n tasks, ticket t is of step
+// A dynamic segment is a claim segment whose number of tasks its decider publishes in every step
+// (dynamic.hpp), so the queue's head names the step itself:
+//
+//   head:      round << 32 | place      places count up to kPlaceEnd, where the step's tasks end
+//   next:      round not there: kNotYet;  of a later step: leave;  else ticket = head + 1
+//   leave:     place kPlaceEnd or more (nothing to keep), or ticket of a later step
+//
+// Tickets of other segments are numbered through all steps: with n tasks, ticket t is of step
 // first_step + t / n. A worker that draws one of a later step keeps it, leaves the segment, and
 // finds it first when it comes there in that step. So nothing is reset between steps, and no ticket
 // is ever lost or drawn twice. On the GPU the loader thread runs a TaskSource ahead of the worker:
@@ -20,7 +27,8 @@ namespace gpurt {
 
 enum class Next : u32 {
   kTask,    // task and step were set
-  kNotYet,  // a ready slot is empty, or the walk stands before a step: look again
+  kNotYet,  // a ready slot is empty, a dynamic segment is not yet decided, or the walk stands
+            // before a step: look again
 };
 
 constexpr u32 kSlotTaken = 0xFFFFFFFFu;  // low word of a slot whose task the pusher kept
@@ -30,12 +38,15 @@ struct TaskSource {
   u64 step;         // where the walk stands
   u64 step_limit;   // the walk enters no step >= this; the owner raises it
   u64 ticket_base;  // number of this segment's first ticket of this step
-  u64 ticket;       // drawn and not yet used, + 1; 0: none
+  u64 ticket;       // drawn and not yet used, + 1 (dynamic: the head as drawn); 0: none
   u32 worker;
   u32 segment;
   u32 policy;
   u32 begin;  // static: position in lists; else first task of the segment
   u32 end;
+  u32 live;  // dynamic: tasks of this step, once published; before: kUnpublished
+
+  static constexpr u32 kUnpublished = 0xFFFFFFFFu;
 
   GPURT_FN void start(const Program& of_program, u32 of_worker) {
     program = &of_program;
@@ -57,7 +68,7 @@ struct TaskSource {
           return Next::kTask;
         }
       } else {
-        const Drawn drawn = draw(task);
+        const Drawn drawn = policy == kPolicyDynamic ? draw_dynamic(task) : draw(task);
         task_step = step;
         if (drawn == Drawn::kTask) return Next::kTask;
         if (drawn == Drawn::kEmpty) return Next::kNotYet;
@@ -92,7 +103,36 @@ struct TaskSource {
     begin = s.begin;
     end = s.end;
     ticket_base = (step - program->first_step) * (end - begin);
+    live = kUnpublished;
     ticket = at<const u64>(program->held_tickets)[place()];
+  }
+
+  // How many rounds later, modulo 2^32.
+  GPURT_FN i32 rounds_ahead(u64 head) const {
+    const u32 round = static_cast<u32>(step_round(*program, step));
+    return static_cast<i32>(static_cast<u32>(head >> 32U) - round);
+  }
+
+  // A round is published after the one before it has ended. So while this round has a task that
+  // nobody took, head stays of this round and tail the number of its tasks; if head is of a later
+  // one, all of this step is done, and a ticket in hand is of a later step.
+  GPURT_FN Drawn draw_dynamic(u32& task) {
+    Cursor& cursor =
+        at<Cursor>(program->cursors)[at<const Segment>(program->segments)[segment].cursor];
+    if (live == kUnpublished) {
+      // The acquire pairs with publish(): also what the decider wrote is visible after it.
+      const i32 ahead = rounds_ahead(load_acquire(&cursor.head));
+      if (ahead != 0) return ahead < 0 ? Drawn::kEmpty : Drawn::kLater;
+      live = static_cast<u32>(load_relaxed(&cursor.tail));
+    }
+    if (ticket == 0) ticket = add_relaxed(&cursor.head, 1);
+    const u32 place = static_cast<u32>(ticket);
+    const bool is_task = place < kPlaceEnd;
+    if (is_task && rounds_ahead(ticket) > 0) return Drawn::kLater;
+    ticket = 0;
+    if (!is_task) return Drawn::kLater;
+    task = begin + live - (kPlaceEnd - place);
+    return Drawn::kTask;
   }
 
   // A ticket's step never lies behind the walk: a worker leaves a step only with a later ticket in
@@ -114,8 +154,7 @@ struct TaskSource {
       const u64 slot = load_acquire(&at<const u64>(program->ready_slots)[at_task]);
       // Rounds are compared by difference in 32 bits, so they may wrap. A later round lies in a
       // slot only if this round's task was kept by its pusher: else this worker had to run it.
-      const u32 round = static_cast<u32>(step_round(*program, step));
-      const i32 ahead = static_cast<i32>(static_cast<u32>(slot >> 32U) - round);
+      const i32 ahead = rounds_ahead(slot);
       if (ahead < 0) return Drawn::kEmpty;
       ticket = 0;
       const u32 word = static_cast<u32>(slot);

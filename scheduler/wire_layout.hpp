@@ -22,6 +22,11 @@ namespace gpurt {
 #define GPURT_FIELDS_CounterInfo(X) \
   X(signals_per_step) X(successor_begin) X(successor_count) X(reserved)
 #define GPURT_FIELDS_Cursor(X) X(head) X(pad0) X(tail) X(pad1)
+#define GPURT_FIELDS_Published(X) X(cursor) X(tiles_per_slot)
+#define GPURT_FIELDS_Absent(X) X(counter) X(slot_begin) X(slot_end) X(signals_per_slot)
+#define GPURT_FIELDS_Decision(X) \
+  X(live) X(slots) X(absent_begin) X(absent_count) X(published_count) X(reserved) \
+  X(published)
 #define GPURT_FIELDS_RowState(X) X(token) X(slot) X(position) X(flags)
 #define GPURT_FIELDS_StepState(X) X(step) X(rows) X(sample_count) X(phase) X(reserved)
 #define GPURT_FIELDS_RequestRecord(X) \
@@ -53,10 +58,12 @@ namespace gpurt {
   X(first_step) X(payload_set_bytes) X(held_tickets) X(task_count) X(segment_count) \
   X(worker_count) X(counter_count) X(rows_capacity) X(slot_count) X(queue_capacity) \
   X(context_capacity) X(span_capacity) X(summary_capacity) X(sample_period) \
-  X(vocab_size) X(prefill_rows) X(team_warps) X(ready_root_begin) X(ready_root_count)
+  X(vocab_size) X(prefill_rows) X(team_warps) X(ready_root_begin) X(ready_root_count) \
+  X(decisions) X(absents)
 
 #define GPURT_STRUCTS(X) \
-  X(Wait) X(TaskRecord) X(Segment) X(CounterInfo) X(Cursor) X(RowState) X(StepState) \
+  X(Wait) X(TaskRecord) X(Segment) X(CounterInfo) X(Cursor) X(Published) X(Absent) \
+  X(Decision) X(RowState) X(StepState) \
   X(RequestRecord) X(RequestOutput) X(SlotState) X(Fault) X(HostControl) \
   X(DeviceControl) X(Span) X(StepSummary) X(Program)
 // clang-format on
@@ -82,13 +89,15 @@ inline pybind11::dict wire_layout() {
   X(kWaitsPerTask) X(kSignalsPerTask) X(kAddrsPerTask) X(kParamsPerTask) \
   X(kStopIdsPerRequest) X(kCounterStride) X(kSpanCountStride) X(kNoSample) X(kF32) \
   X(kF16) X(kBf16) X(kI32) X(kU32) X(kU8) X(kQ41) X(kQ80) X(kNvfp4) X(kTaskAdvance) \
-  X(kTaskPayloadIn) X(kTaskPayloadOut) X(kTaskRearm) X(kPolicyStatic) X(kPolicyClaim) \
-  X(kPolicyReady) X(kRowSample) X(kPhasePlain) X(kPhasePrefill) X(kPhaseDecode) \
+  X(kTaskPayloadIn) X(kTaskPayloadOut) X(kTaskRearm) X(kTaskDecides) X(kTaskExpertStream) \
+  X(kPublishedPerDecision) X(kPlaceEnd) X(kParamDecision) X(kParamExpertSignals) \
+  X(kParamExpertCounter) X(kParamExpertStride) X(kAddrLiveSlots) X(kAddrExpertId) X(kPolicyStatic) X(kPolicyClaim) \
+  X(kPolicyReady) X(kPolicyDynamic) X(kRowSample) X(kPhasePlain) X(kPhasePrefill) X(kPhaseDecode) \
   X(kRequestSteps) X(kRequestGenerate) X(kFinishNone) X(kFinishStop) X(kFinishLength) \
   X(kFinishCancelled) X(kFinishFault) X(kFinishSteps) X(kRequestIgnoreStop) \
   X(kKernelAbsent) X(kKernelRunning) X(kKernelEnding) X(kFaultNone) X(kFaultEdgeTimeout) \
   X(kFaultPayloadTimeout) X(kFaultStreamTimeout) X(kFaultQueueTimeout) \
-  X(kFaultNonFinite) X(kFaultHostBody) X(kFaultCheckIn)
+  X(kFaultNonFinite) X(kFaultHostBody) X(kFaultCheckIn) X(kFaultCapacity)
 // clang-format on
 
 inline pybind11::dict wire_constants() {

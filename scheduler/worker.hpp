@@ -14,6 +14,7 @@
 //   void step_opened()                             a step was opened, or abort or exit was set
 #pragma once
 #include "controller.hpp"
+#include "dynamic.hpp"
 #include "queue.hpp"
 #include "trace.hpp"
 
@@ -131,10 +132,26 @@ class Worker {
       report_body(record, step, kind);
       return false;
     }
+    if ((record.flags & kTaskDecides) != 0 && !decide(record, step)) return false;
     for (u32 i = 0; i < record.signal_count; ++i)
       signal_and_push(program_, record.signal[i], step, &kept_);
     ticks_ = platform_.ticks();
     span_record(program_, index_, task, step, begin, met, ticks_, 0);
+    return true;
+  }
+
+  bool decide(const TaskRecord& record, u64 step) {
+    const Decision& decision = decision_of(program_, record);
+    const u32 live = live_slots(decision);
+    if (live > decision.slots) {
+      Fault fault = blank(kFaultCapacity, record.task_index, step);
+      fault.seen = live;
+      fault.needed = decision.slots;
+      raise_fault(program_, fault);
+      return false;
+    }
+    publish(program_, decision, step, live);
+    compensate(program_, decision, step, live, &kept_);
     return true;
   }
 

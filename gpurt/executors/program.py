@@ -22,7 +22,7 @@ from gpurt import wire
 from gpurt.body import Param
 from gpurt.errors import PlanError
 from gpurt.executors.base import SPAN_CAPACITY_MIN, SPAN_STEPS, Options, Record
-from gpurt.plan import Plan
+from gpurt.plan import TASK_EXPERT_STREAM, Plan, PlanExpert
 
 Place = Literal["device", "host"]
 TICK_SCALE = 1024  # Program.tick_ns_x1024
@@ -92,15 +92,19 @@ def constants(
     lists, offsets = _lists(plan)
     segments = np.zeros(len(plan.segments), wire.SEGMENT)
     for index, segment in enumerate(plan.segments):
-        policy = wire.Policy[segment.policy.upper()]
-        segments[index] = (policy, segment.begin, segment.end, index)
+        policy = "DYNAMIC" if segment.dynamic is not None else segment.policy.upper()
+        segments[index] = (wire.Policy[policy], segment.begin, segment.end, index)
+    records = _records(plan, bodies, addresses)
+    decisions, absents = _decisions(plan, records, addresses)
     return {
-        "records": _records(plan, bodies, addresses),
+        "records": records,
         "segments": segments,
         "lists": lists,
         "list_offsets": offsets,
         "counter_infos": infos,
         "successors": np.concatenate([successors, np.array(ready_roots(plan), np.uint32)]),
+        "decisions": decisions,
+        "absents": absents,
     }
 
 
@@ -203,7 +207,48 @@ def _records(plan: Plan, bodies: Mapping[str, int], addresses: Sequence[int]) ->
         if bits is None:
             bits = params[task.params] = [param_bits(p) for p in task.params]
         record["param"][: len(bits)] = bits
+        if task.expert is not None:
+            _add_expert(record, task.expert, addresses)
     return records
+
+
+def _add_expert(record: Record, expert: PlanExpert, addresses: Sequence[int]) -> None:
+    record["flags"] |= TASK_EXPERT_STREAM
+    counter, signals = expert.wait
+    record["param"][wire.PARAM_EXPERT_COUNTER] = counter
+    record["param"][wire.PARAM_EXPERT_SIGNALS] = signals
+    record["param"][wire.PARAM_EXPERT_STRIDE] = expert.stride_bytes // wire.EXPERT_STRIDE_UNIT
+    for at, (buffer, offset) in (
+        (wire.ADDR_LIVE_SLOTS, expert.live),
+        (wire.ADDR_EXPERT_ID, expert.expert_id),
+    ):
+        record["addr"][at] = addresses[buffer] + offset
+
+
+def _decisions(
+    plan: Plan, records: NDArray[Any], addresses: Sequence[int]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What deciders and compensators do, one row a task, and its index in the task's record."""
+    dynamic = [(i, s, s.dynamic) for i, s in enumerate(plan.segments) if s.dynamic is not None]
+    tasks = sorted({t for _, _, d in dynamic for t in (d.decider, d.compensator)})
+    decisions = np.zeros(len(tasks), wire.DECISION)
+    absents: list[tuple[int, int, int, int]] = []
+    for number, task in enumerate(tasks):
+        decision, begin, published = decisions[number], len(absents), 0
+        for index, segment, d in dynamic:
+            if task not in (d.decider, d.compensator):
+                continue
+            decision["live"] = addresses[d.live[0]] + d.live[1]
+            decision["slots"] = (segment.end - segment.begin) // d.tiles_per_slot
+            if task == d.decider:
+                decision["published"][published] = (index, d.tiles_per_slot)
+                published += 1
+            if task == d.compensator:
+                absents += d.absent
+        decision["absent_begin"], decision["absent_count"] = begin, len(absents) - begin
+        decision["published_count"] = published
+        records[task]["param"][wire.PARAM_DECISION] = number
+    return decisions, np.array(absents, wire.ABSENT)
 
 
 def _counters(plan: Plan) -> tuple[NDArray[np.uint32], NDArray[Any]]:

@@ -3,6 +3,7 @@
     tile       each operator asks its body for tiles
     hazards    what every tile must follow, from declared regions in program order
     waits      the few groups of producers it waits for (transitive reduction, joins)
+    dynamic    `claim` operators of which a step has only some tiles, and who decides that
     payload    buffers whose data is its own flag need no wait, but a re-arm
     schedule   static lists; waits that a list already gives are dropped
     finish     groups become counters; memory; edges for the table
@@ -20,7 +21,7 @@ from gpurt.body import Target
 from gpurt.errors import PlanError
 from gpurt.graph import Graph
 from gpurt.plan import PLAN_VERSION, TASK_ADVANCE, Plan, Policy
-from gpurt.planner import finish, memory, payload, schedule, tile
+from gpurt.planner import dynamic, finish, memory, payload, schedule, tile
 from gpurt.planner import policy as policies
 from gpurt.planner.check import check_graph, check_plan
 from gpurt.planner.cost import task_ns
@@ -80,8 +81,9 @@ def plan(
     reads = () if sampled is None else ((sampled.index, sampled.whole.bounds),)
     task = DraftTask(advance, (0, 0, 0, 0), reads, cost_ns=task_ns(0, target))
     schedule.add_advance(draft, lists, advance, task)
-    segments = policies.segments(draft.ops)
+    dynamic.settle(draft)
     counters, tasks = finish.tasks(draft)
+    segments = dynamic.finish(policies.segments(draft.ops), draft, tasks)
     result = Plan(
         version=PLAN_VERSION,
         name=graph.name,
@@ -94,7 +96,7 @@ def plan(
         operators=finish.operators(draft),
         tasks=tasks,
         counters=counters,
-        segments=tuple(segments),
+        segments=segments,
         lists=finish.lists(lists.lists, segments),
         edges=finish.edges(draft, hazards, lists, polled, graph),
         payload_set_bytes=memory.payload_set_bytes(placed),
@@ -113,6 +115,7 @@ def _lower(
 ) -> Hazards:
     """Tiles and waits of all operators of the graph, in program order."""
     hazards, waits = Hazards(graph, polled), Waits(draft)
+    deciders = dynamic.Deciders(draft, hazards, waits)
     for op, op_policy in zip(graph.operators, chosen, strict=True):
         tiles = tile.cut(op, target)
         drafted = tile.draft_op(op, op_policy, target, buffers, polled)
@@ -120,5 +123,8 @@ def _lower(
         needs = hazards.needs(drafted, tiles)
         for task, groups in zip(tasks, waits.waits(drafted, needs), strict=True):
             task.waits = groups
+        deciders.lower(op, drafted, tasks)
+        deciders.choose_experts(op, tiles, tasks)
         draft.append(drafted, tasks)
+        deciders.wrote(op, drafted)
     return hazards

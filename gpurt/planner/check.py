@@ -5,13 +5,15 @@ A plan is proved from its own data alone; nothing is taken from the planner:
     check_layout   indices, capacities, lists, segments, counters, places in memory
     check_order    what happens before what: every conflict ordered, every task before `advance`,
                    no read of what nobody writes
+    check_dynamic  tasks that a step may lack: all they would signal and order is still there
     check_payload  sentinels re-armed in every step, polls only where they may block
 
 Why these give progress. Every wait and every poll goes to a lower task index; lists ascend; workers
 walk the segments in one order. Of the tasks of a step that have not ended take the lowest: all it
-waits for has ended. In a list: all before it have ended, and its worker cannot be blocked before
-it. Under `claim`: whoever is blocked further on drew later, so it has been drawn. Under `ready`: it
-has been pushed, and tickets are drawn in the order of pushes. So it runs.
+waits for has ended, or is absent and its signals are given. In a list: all before it have ended,
+and its worker cannot be blocked before it. Under `claim`: whoever is blocked further on drew later,
+so it has been drawn; in a dynamic segment its decider has ended, so it can be drawn. Under `ready`:
+it has been pushed, and tickets are drawn in the order of pushes. So it runs.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from gpurt.errors import GraphError
 from gpurt.graph import Graph, Operator
 from gpurt.plan import Plan
 from gpurt.planner.boxes import BoxSet, first_uncovered, overlap, text
+from gpurt.planner.check_dynamic import check_dynamic
 from gpurt.planner.check_layout import check_layout
 from gpurt.planner.check_order import check_order
 from gpurt.planner.check_payload import check_payload
@@ -32,6 +35,7 @@ def check_plan(plan: Plan) -> None:
     check_layout(plan)
     check_payload(plan)
     check_order(plan)
+    check_dynamic(plan)
 
 
 def check_graph(graph: Graph) -> None:

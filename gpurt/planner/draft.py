@@ -32,6 +32,26 @@ class Group:
 
 
 @dataclass(eq=False, slots=True)
+class DraftExpert:
+    """As plan.PlanExpert; the decider's counter has no number yet."""
+
+    live: tuple[int, int]
+    expert_id: tuple[int, int]
+    stride_bytes: int
+    group: Group
+
+
+@dataclass(eq=False, slots=True)
+class DynamicOp:
+    """What makes an operator dynamic: see plan.PlanDynamic."""
+
+    decider: DraftOp
+    compensator: DraftOp
+    live: tuple[int, int]
+    tiles_per_slot: int
+
+
+@dataclass(eq=False, slots=True)
 class DraftTask:
     """One task; `waits` shrinks as the planner proves waits to be redundant."""
 
@@ -44,6 +64,7 @@ class DraftTask:
     params: tuple[Param, ...] | None = None  # None: those of the operator
     cost_bytes: int = 0
     cost_ns: int = 1
+    expert: DraftExpert | None = None
     worker: int = NO_WORKER  # static: whose list it is in
     end_ns: int = 0  # schedule: when it would end
 
@@ -67,6 +88,12 @@ class DraftOp:
     groups: dict[int, Group] = field(default_factory=dict)  # by bitset from `begin`
     signal_counts: list[int] = field(default_factory=list)
     coarse: bool = False
+    dynamic: DynamicOp | None = None
+
+    def dynamic_of(self) -> DynamicOp:
+        """`dynamic` of an operator that has it."""
+        assert self.dynamic is not None, self.path
+        return self.dynamic
 
     @property
     def all_tiles(self) -> int:

@@ -11,6 +11,7 @@ from gpurt.plan import (
     TASK_PAYLOAD_OUT,
     PlanCounter,
     PlanEdge,
+    PlanExpert,
     PlanOperator,
     PlanSegment,
     PlanTask,
@@ -28,21 +29,33 @@ def tasks(draft: Draft) -> tuple[tuple[PlanCounter, ...], tuple[PlanTask, ...]]:
     successors: list[list[int]] = []
     signals: list[list[int]] = [[] for _ in draft.tasks]
     waits: list[tuple[tuple[int, int], ...]] = []
+    experts: list[PlanExpert | None] = []
+
+    def wait_of(group: Group) -> tuple[int, int]:
+        final = group.final()
+        number = numbers.get(id(final))
+        if number is None:
+            number = numbers[id(final)] = len(groups)
+            groups.append(final)
+            successors.append([])
+            for producer in final.tasks:
+                signals[producer].append(number)
+        return number, len(final.tasks)
+
     for index, task in enumerate(draft.tasks):
-        row = []
-        for group in task.waits:
-            final = group.final()
-            number = numbers.get(id(final))
-            if number is None:
-                number = numbers[id(final)] = len(groups)
-                groups.append(final)
-                successors.append([])
-                for producer in final.tasks:
-                    signals[producer].append(number)
-            row.append((number, len(final.tasks)))
-            if task.op.policy == "ready":
+        row = tuple(wait_of(group) for group in task.waits)
+        if task.op.policy == "ready":
+            for number, _ in row:
                 successors[number].append(index)
-        waits.append(tuple(row))
+        waits.append(row)
+        chosen = task.expert
+        experts.append(
+            None
+            if chosen is None
+            else PlanExpert(
+                chosen.live, chosen.expert_id, chosen.stride_bytes, wait_of(chosen.group)
+            )
+        )
     counters = tuple(
         PlanCounter(len(group.tasks), group.tasks, tuple(after))
         for group, after in zip(groups, successors, strict=True)
@@ -64,8 +77,9 @@ def tasks(draft: Draft) -> tuple[tuple[PlanCounter, ...], tuple[PlanTask, ...]]:
             task.writes,
             task.cost_ns,
             task.cost_bytes,
+            expert,
         )
-        for task, row, signal in zip(draft.tasks, waits, signals, strict=True)
+        for task, row, signal, expert in zip(draft.tasks, waits, signals, experts, strict=True)
     )
     return counters, made
 

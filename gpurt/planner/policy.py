@@ -37,13 +37,16 @@ def tail_policy(last: Policy, rearm: bool) -> Policy:
 
 
 def segments(ops: list[DraftOp]) -> list[PlanSegment]:
-    """Neighbours under one policy merge."""
+    """Neighbours under one policy merge; a dynamic operator stands alone."""
     result: list[PlanSegment] = []
+    may_merge = True
     for op in ops:
         if op.begin == op.end:
             continue
-        if result and result[-1].policy == op.policy:
+        alone = op.dynamic is not None
+        if result and result[-1].policy == op.policy and not alone and may_merge:
             result[-1] = PlanSegment(op.policy, result[-1].begin, op.end)
         else:
             result.append(PlanSegment(op.policy, op.begin, op.end))
+        may_merge = not alone
     return result

@@ -44,6 +44,11 @@ class Waits:
             result.append(by_need[key])
         return result
 
+    def reaches(self, op: DraftOp, needs: Needs) -> bool:
+        """Whether all of `needs` has ended when the one task of `op` has."""
+        known = self._reached(op, op.all_tiles)
+        return all(tiles << p.begin & ~known == 0 for p, tiles in needs.items())
+
     def _reduce(self, parts: _Parts) -> _Parts:
         known, kept = 0, []
         for producer, tiles in parts:

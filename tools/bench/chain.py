@@ -13,7 +13,7 @@ import argparse
 import itertools
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,11 @@ import torch
 
 from gpurt import wire
 from gpurt.body import Target
-from gpurt.graphs.ops.packing import mma16_tile_bytes
+from gpurt.graphs.ops.packing import mma16_name, mma16_tile_bytes
 from gpurt.plan import (
     TASK_ADVANCE,
+    TASK_REARM,
+    Memory,
     Plan,
     PlanBuffer,
     PlanCounter,
@@ -36,140 +38,112 @@ from tools.bench.rig import Options, Rig
 STEPS = 8
 SHAPES = {"33.6": (64, 4096), "8.4": (64, 2048), "2.1": (256, 1024)}
 BF16 = int(wire.DTypeCode.BF16)
+PACKING = mma16_name(8, 1)
 
 
-def chain_plan(
-    layers: int, k: int, *, workers: int = 132, team: int = 16, payload: bool = True, rows: int = 1
-) -> Plan:
-    """Layer l reads h[l - 1], layer 0 reads x, the last layer writes x. Static lists."""
-    tiles = k // 16
-    tile_bytes = mma16_tile_bytes(16, k)
-    row_bytes = rows * k * 2
-    memory = "payload" if payload else "activation"
-    buffers = (
-        PlanBuffer(
-            "w", (layers * k, k), "bf16", "weight", "mma16g8x1", layers * k * k * 2, "weight", 0
-        ),
-        PlanBuffer("x", (rows, k), "bf16", "state", "", row_bytes, "state", 0),
-        PlanBuffer("h", (layers, rows, k), "bf16", "activation", "", layers * row_bytes, memory, 0),
-    )
-    set_bytes = (layers * row_bytes + 255) // 256 * 256 if payload else 0
-    tasks: list[PlanTask] = []
-    lists: list[list[int]] = [[] for _ in range(workers)]
-    counters: list[list[Any]] = []  # [producers]
-    before: int | None = None
-    rearmed = not payload
-    fills: list[int] = []
-    for layer in range(layers):
-        done = len(counters)
-        counted = not payload or layer == layers - 1
-        if counted:
-            counters.append([])
-        for tile in range(tiles):
-            index = len(tasks)
-            addr = (
-                (1, 0) if layer == 0 else (2, (layer - 1) * row_bytes),
-                (0, (layer * tiles + tile) * tile_bytes),
-                None,
-                None,
-                (1, 0) if layer == layers - 1 else (2, layer * row_bytes),
-            )
-            mask = (int(layer > 0) | int(layer < layers - 1) << 4) if payload else 0
-            waits = ((before, tiles),) if before is not None and not payload else ()
-            tasks.append(
-                PlanTask(
-                    layer,
-                    "matvec",
-                    (tile * 16, tile * 16 + 16, 0, 0),
-                    0,
-                    waits,
-                    (done,) if counted else (),
-                    addr,
-                    mask,
-                    (k, k, 0, 0.0, 0, BF16, BF16, BF16),
-                    (0, (layer * tiles + tile) * tile_bytes, tile_bytes),
-                    layer,
-                    (),
-                    (),
-                    0,
-                )
-            )
-            if counted:
-                counters[done].append(index)
-            lists[index % workers].append(index)
-        if not payload:
-            before = done
-        if not rearmed and layer * 4 >= layers * 3:
-            rearmed = True
-            part = (set_bytes // workers + 256) // 256 * 256
-            for worker, begin in enumerate(range(0, set_bytes, part)):
-                size = min(part, set_bytes - begin)
-                fills.append(len(tasks))
-                lists[worker].append(len(tasks))
-                tasks.append(
-                    PlanTask(
-                        layers,
-                        "rearm",
-                        (begin, 0, 0, 0),
-                        8,
-                        (),
-                        (-1,),
-                        ((2, 0),),
-                        1,
-                        (size, 0),
-                        None,
-                        layer,
-                        (),
-                        (),
-                        0,
-                    )
-                )
-    if fills:
-        tasks = [replace(t, signals=(len(counters),)) if t.signals == (-1,) else t for t in tasks]
-        counters.append(fills)
-    last = len(tasks)
-    waits = tuple(
-        (i, len(counters[i])) for i in range(len(counters) - 1 - bool(fills), len(counters))
-    )
-    tasks.append(
-        PlanTask(
-            layers + 1,
-            "advance",
-            (0, 0, 0, 0),
-            TASK_ADVANCE,
-            waits,
-            (),
-            (),
-            0,
-            (),
-            None,
-            layers,
-            (),
-            (),
-            0,
+@dataclass(frozen=True)
+class ChainShape:
+    """What a chain's plan is made from."""
+
+    layers: int
+    k: int
+    workers: int = 132
+    team: int = 16
+    payload: bool = True
+    rows: int = 1
+
+    @property
+    def tiles(self) -> int:
+        """Tasks of a layer."""
+        return self.k // 16
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one layer's activations."""
+        return self.rows * self.k * 2
+
+    @property
+    def set_bytes(self) -> int:
+        """Bytes of one payload set."""
+        return -(-self.layers * self.row_bytes // 256) * 256 if self.payload else 0
+
+    def buffers(self) -> tuple[PlanBuffer, ...]:
+        """Weights, x (read by layer 0, written by the last), h (one row block a layer)."""
+        layers, k, rows = self.layers, self.k, self.rows
+        memory: Memory = "payload" if self.payload else "activation"
+        w_bytes, h_bytes = layers * k * k * 2, layers * self.row_bytes
+        return (
+            PlanBuffer("w", (layers * k, k), "bf16", "weight", PACKING, w_bytes, "weight", 0),
+            PlanBuffer("x", (rows, k), "bf16", "state", "", self.row_bytes, "state", 0),
+            PlanBuffer("h", (layers, rows, k), "bf16", "activation", "", h_bytes, memory, 0),
         )
-    )
-    lists[last % workers].append(last)
+
+    def matvec(self, layer: int, tile: int) -> PlanTask:
+        """Task `tile` of `layer`. Counter edges: it waits for all of the layer before."""
+        last = layer == self.layers - 1
+        tile_bytes = mma16_tile_bytes(16, self.k)
+        at = (layer * self.tiles + tile) * tile_bytes
+        source = (1, 0) if layer == 0 else (2, (layer - 1) * self.row_bytes)
+        target = (1, 0) if last else (2, layer * self.row_bytes)
+        mask = (int(layer > 0) | int(not last) << 4) if self.payload else 0
+        waits = ((layer - 1, self.tiles),) if layer and not self.payload else ()
+        signals = () if self.payload and not last else (0 if self.payload else layer,)
+        params = (self.k, self.k, 0, 0.0, 0, BF16, BF16, BF16)
+        return PlanTask(
+            *(layer, "matvec", (tile * 16, tile * 16 + 16, 0, 0), 0, waits, signals),
+            *((source, (0, at), None, None, target), mask, params, (0, at, tile_bytes)),
+            *(layer, (), (), 0),
+        )
+
+    def rearms(self) -> list[PlanTask]:
+        """One fill a worker; they share counter 1."""
+        part = (self.set_bytes // self.workers + 256) // 256 * 256
+        return [
+            PlanTask(
+                *(self.layers, "rearm", (begin, 0, 0, 0), TASK_REARM, (), (1,), ((2, 0),), 1),
+                *((min(part, self.set_bytes - begin), 0), None, self.layers, (), (), 0),
+            )
+            for begin in range(0, self.set_bytes, part)
+        ]
+
+
+def chain_plan(layers: int, k: int, **options: Any) -> Plan:
+    """Layer l reads h[l - 1], layer 0 reads x, the last layer writes x. Static lists."""
+    shape = ChainShape(layers, k, **options)
+    tasks: list[PlanTask] = []
+    lists: list[list[int]] = [[] for _ in range(shape.workers)]
+    for layer in range(layers):
+        for tile in range(shape.tiles):
+            lists[len(tasks) % shape.workers].append(len(tasks))
+            tasks.append(shape.matvec(layer, tile))
+        if shape.payload and layer == layers * 3 // 4:
+            for worker, task in enumerate(shape.rearms()):
+                lists[worker].append(len(tasks))
+                tasks.append(task)
+    producers: dict[int, list[int]] = {}
+    for index, task in enumerate(tasks):
+        for counter in task.signals:
+            producers.setdefault(counter, []).append(index)
+    ends = sorted(producers) if shape.payload else [layers - 1]
+    waits = tuple((c, len(producers[c])) for c in ends)
+    lists[len(tasks) % shape.workers].append(len(tasks))
+    advance = ("advance", (0, 0, 0, 0), TASK_ADVANCE, waits, (), (), 0, (), None)
+    tasks.append(PlanTask(layers + 1, *advance, layers, (), (), 0))
+    operators = [PlanOperator(f"layer{i}", "matvec", "chain", i, "static") for i in range(layers)]
+    operators += [PlanOperator(n, n, "chain", layers, "static") for n in ("rearm", "advance")]
     return Plan(
         1,
         f"chain {layers} x {k}^2",
-        Target("cuda", workers, team, "sm_90a", 232448, 60 << 20),
-        rows,
-        1,
-        1,
-        0,
-        buffers,
-        (
-            *(PlanOperator(f"layer{i}", "matvec", "chain", i, "static") for i in range(layers)),
-            PlanOperator("rearm", "rearm", "chain", 0, "static"),
-            PlanOperator("advance", "advance", "chain", 0, "static"),
-        ),
+        Target("cuda", shape.workers, shape.team, "sm_90a", 232448, 60 << 20),
+        *(shape.rows, 1, 1, 0),
+        shape.buffers(),
+        tuple(operators),
         tuple(tasks),
-        tuple(PlanCounter(len(c), tuple(c), ()) for c in counters),
+        tuple(PlanCounter(len(p), tuple(p), ()) for _, p in sorted(producers.items())),
         (PlanSegment("static", 0, len(tasks)),),
         tuple((tuple(tasks_of),) for tasks_of in lists),
         (),
-        set_bytes,
+        shape.set_bytes,
     )
 
 

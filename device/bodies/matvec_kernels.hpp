@@ -210,13 +210,16 @@ struct BlockKernel {
     const f32* scale = x.quads + row / kQuad * u64{8} * blocks;
     Qacc acc[NR][kQuad];
     Quad minimum[NR];
+    GPURT_UNROLL
     for (int j = 0; j < NR; ++j) {
+      GPURT_UNROLL
       for (u32 r = 0; r < kQuad; ++r) acc[j][r] = zero_acc();
       minimum[j] = Quad{};
     }
     for (u32 b = 0; b < blocks; ++b) {
       Qblock q[NR];
       alignas(16) f32 product[NR][kQuad];
+      GPURT_UNROLL
       for (int j = 0; j < NR; ++j) {
         const f32* const two = factor + static_cast<u64>(j) * 2 * blocks;
         q[j] = Format::unpack(block + static_cast<u64>(j) * w_stride);
@@ -228,8 +231,10 @@ struct BlockKernel {
           minimum[j] += splat_quad(two[1]) * load_quad(scale + kQuad);
         }
       }
+      GPURT_UNROLL
       for (u32 r = 0; r < kQuad; ++r) {
         const i16* const v = codes + r * x.x_stride;
+        GPURT_UNROLL
         for (int j = 0; j < NR; ++j) {
           acc[j][r] = add_scaled(acc[j][r], GPURT_SIMD_LEVEL::dot_block(q[j], v),
                                  broadcast(&product[j][r]));
@@ -240,6 +245,7 @@ struct BlockKernel {
       factor += 2;
       scale += 2 * kQuad;
     }
+    GPURT_UNROLL
     for (int j = 0; j < NR; ++j) {
       const Quad zero{};
       store_rows(z + row * kChunk + n + static_cast<u32>(j),

@@ -16,6 +16,14 @@
 
 #include "../types.hpp"
 
+/// Before a loop over registers: gcc otherwise unrolls nested ones so late that each accumulator is
+/// also stored to the stack, once an iteration.
+#if defined(__clang__)
+#define GPURT_UNROLL _Pragma("unroll")
+#else
+#define GPURT_UNROLL _Pragma("GCC unroll 4")
+#endif
+
 #if defined(__x86_64__)
 // gcc 12 takes the "any value" operand inside its own AVX-512 intrinsics for an uninitialised read.
 #if !defined(__clang__)

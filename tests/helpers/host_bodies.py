@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import mmap
 import os
 import shutil
 import struct
@@ -30,6 +31,7 @@ FLAGS = ("-std=c++20", "-O3", "-DNDEBUG", "-ffp-contract=off", "-fPIC", "-shared
 # Without the last two, a second copy of the library would share the first one's statics.
 FLAGS += ("-fno-gnu-unique", "-Wl,-Bsymbolic")
 POISON = np.float32(np.nan)
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @functools.cache
@@ -191,10 +193,14 @@ def step_bytes(step: StepRows, capacity: int) -> NDArray[np.uint8]:
 
 
 def guarded(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy whose memory is followed by all-ones bytes: NaN for every float that reads there."""
-    size = array.nbytes
-    raw = np.full(size + 256, 0xFF, np.uint8)
-    view = raw[:size].view(array.dtype).reshape(array.shape)
+    """A copy that ends where memory ends: a body that reads past it crashes."""
+    page = mmap.PAGESIZE
+    whole = (array.nbytes + page - 1) // page * page
+    memory = mmap.mmap(-1, whole + page)
+    raw = np.frombuffer(memory, np.uint8)
+    if _LIBC.mprotect(ctypes.c_void_p(raw.ctypes.data + whole), ctypes.c_size_t(page), 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    view = raw[whole - array.nbytes : whole].view(array.dtype).reshape(array.shape)
     view[...] = array
     return view
 

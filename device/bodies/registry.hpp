@@ -27,6 +27,8 @@
 #if __has_include("combine.hpp")
 #include "combine.hpp"
 #endif
+#include "publish.hpp"
+#include "collect.hpp"
 
 namespace gpurt {
 
@@ -61,6 +63,8 @@ inline constexpr HostBodyEntry kHostBodies[] = {
 #if __has_include("combine.hpp")
     {"combine", &combine::run},
 #endif
+    {"publish", &publish::run},
+    {"collect", &collect::run},
 };
 
 // Null if there is no such body.

@@ -162,17 +162,14 @@ def states_and_logits(model: Any, tokens: list[int]) -> tuple[list[Any], Any]:
     return [state.numpy() for state in stream], logits.numpy()
 
 
-def greedy(model: Any, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
-    """Greedy tokens of transformers, with its cache, and the top-2 margins."""
-    tokens: list[int] = []
-    margins: list[float] = []
-    feed, cache = prompt, None
+def choices(model: Any, prompt: list[int], seen: list[int]) -> tuple[list[int], list[float]]:
+    """What transformers would say after the prompt and each beginning of `seen`, and the top-2
+    margins: its greedy tokens up to the first that differs. One pass, without its cache, which
+    keeps all keys of a layer whose window is 1.
+    """
     with torch.no_grad():
-        for _ in range(count):
-            out = model(input_ids=torch.tensor([feed]), cache=cache, use_cache=True)
-            cache, logits = out.cache, out.logits[0, -1].float()
-            best = logits.topk(2)
-            tokens.append(int(best.indices[0]))
-            margins.append(float(best.values[0] - best.values[1]))
-            feed = tokens[-1:]
-    return tokens, margins
+        ids = torch.tensor([[*prompt, *seen[:-1]]])
+        logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(seen)).logits[0].float()
+    best = logits.topk(2)
+    margins = (best.values[:, 0] - best.values[:, 1]).tolist()
+    return best.indices[:, 0].tolist(), margins

@@ -8,6 +8,7 @@ import pytest
 from gpurt.errors import GraphError
 from gpurt.graphs.muse_spark import build
 from gpurt.loaders import load_model
+from gpurt.runtime import Runtime
 from tests.helpers.muse import make_muse, quantise_folder, save_muse
 from tests.helpers.oracle import GraphOracle, step_rows
 
@@ -80,6 +81,22 @@ def test_ranks_share_every_cut_weight_and_repeat_the_others(model):
         for part in parts:
             assert part.size_bytes * share == buffer.size_bytes, buffer.name
             assert np.asarray(part.source()).nbytes == part.size_bytes, buffer.name
+
+
+@pytest.mark.parametrize("policy", ["static", "claim"])
+def test_a_looped_back_rank_on_the_host_equals_its_references(policy, model):
+    graph = graphs(model, 2)[1]
+    prompt = list(range(40, 49))
+    oracle = GraphOracle(graph)
+    wanted = oracle.generate(prompt, 3)
+    with Runtime("host", workers=2, policy=policy) as runtime:
+        assert list(runtime.submit(graph, prompt, max_tokens=3, ignore_eos=True)) == wanted
+        for layer in range(3):
+            seen = runtime.read(graph, f"layers[{layer}].s")[0]
+            state = oracle.arrays[f"layers[{layer}].s"][0]
+            assert np.abs(seen - state).max() < 1e-4 * np.abs(state).max()
+        slots = runtime.read(graph, "logits.slots")[:, 0]
+        assert np.array_equal(slots[0], slots[1])
 
 
 @pytest.mark.parametrize(("size", "rank"), [(3, 0), (4, 0), (2, 2), (2, -1)])

@@ -11,8 +11,10 @@ import transformers
 
 from gpurt.graphs.qwen3_moe import build
 from gpurt.loaders import load_model
+from gpurt.runtime import Runtime
 from tests.helpers.checkpoints import BASE, save_model
 from tests.helpers.oracle import GraphOracle, step_rows
+from tests.helpers.parity import compare
 
 pytestmark = [pytest.mark.reference, pytest.mark.timeout(120)]
 
@@ -60,6 +62,25 @@ def test_composed_references_equal_transformers(case, tmp_path):
         oracle.step(step_rows(chunk, positions, sample_rows=list(range(count))))
         error = np.abs(oracle.arrays["logits"][:count] - wanted[positions]).max()
         assert error / np.abs(wanted).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "policy", ["static", {"expert_up": "claim", "expert_down": "claim"}], ids=str
+)
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_on_the_host_equal_transformers(case, policy, tmp_path):
+    model = save_model(make_qwen(**CASES[case]), tmp_path, "bfloat16")
+    loaded = load_model(tmp_path)
+    graph = build(loaded.config, loaded.weights, rows=9, context=96)
+    prompt = np.random.default_rng(2).integers(0, 211, 30).tolist()
+    with Runtime("host", workers=2, policy=policy) as runtime:
+        seen = list(runtime.submit(graph, prompt, max_tokens=24, ignore_eos=True))
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + seen[:-1]]), logits_to_keep=len(seen)).logits[0]
+    best = logits.topk(2)
+    margins = (best.values[:, 0] - best.values[:, 1]).tolist()
+    report = compare(seen, best.indices[:, 0].tolist(), margins)
+    assert report.holds(0.02), str(report)
 
 
 def test_the_folder_holds_a_matrix_an_expert_as_the_releases_do(tmp_path):

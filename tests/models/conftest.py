@@ -5,6 +5,7 @@ from importlib.util import find_spec
 REFERENCE_TESTS = [
     "test_gguf.py",
     "test_hf_parity.py",
+    "test_muse_spark_cli.py",
     "test_muse_spark_host.py",
     "test_muse_spark_loader.py",
     "test_muse_spark_ranks.py",

@@ -2,51 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from gpurt.channels import ChannelFormat
-from gpurt.tokenizer import ChatTemplate, chat_format, tokenizer_from_json
-
-CONTROL = ["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"]
-
-
-def byte_tokenizer(folder, control):
-    """256 bytes as GPT-2 spells them, then control tokens."""
-    from gpurt.tokenizer import _byte_alphabet
-
-    source = {
-        "version": "1.0",
-        "added_tokens": [
-            {
-                "id": 256 + i,
-                "content": name,
-                "special": True,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-            }
-            for i, name in enumerate(control)
-        ],
-        "pre_tokenizer": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": False,
-        },
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": False,
-        },
-        "model": {"type": "BPE", "vocab": _byte_alphabet(), "merges": []},
-    }
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps(source))
-    return tokenizer_from_json(path)
+from gpurt.tokenizer import ChatTemplate, chat_format
+from tests.helpers.byte_tokenizer import CONTROL, byte_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -74,20 +74,28 @@ inline SimdLevel simd_parse(const char* wanted) {
   const SimdLevel best = simd_supported();
   if (wanted == nullptr) return best;
   const std::string name(wanted);
-  const std::string tail = " - at GPURT_SIMD - use portable, avx2 or avx512, or unset it";
+  bool known = false;
   for (const SimdLevel level : {SimdLevel::kPortable, SimdLevel::kAvx2, SimdLevel::kAvx512}) {
     if (name != simd_name(level)) continue;
     if (level <= best) return level;
-    throw std::invalid_argument("this CPU has " + std::string(simd_name(best)) + " at most, not " +
-                                name + tail);
+    known = true;
   }
-  throw std::invalid_argument("'" + name + "' is no SIMD level" + tail);
+  std::string message;
+  if (known) {
+    message.append("this CPU has ").append(simd_name(best)).append(" at most, not ").append(name);
+  } else {
+    message.append("'").append(name).append("' is no SIMD level");
+  }
+  message.append(" - at GPURT_SIMD - use portable, avx2 or avx512, or unset it");
+  throw std::invalid_argument(message);
 }
 
 /// The level of this process. The environment is read once. Throws as simd_parse does: an executor
 /// calls it before it starts a worker, so no worker meets the exception.
 inline SimdLevel simd_level() {
-  static const SimdLevel level = simd_parse(std::getenv("GPURT_SIMD"));
+  // Python's os.environ may write the environment, but not before the executor has asked here.
+  static const SimdLevel level =
+      simd_parse(std::getenv("GPURT_SIMD"));  // NOLINT(concurrency-mt-unsafe)
   return level;
 }
 

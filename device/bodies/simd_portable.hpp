@@ -140,7 +140,7 @@ inline Qblock unpack_q4_1(const u8* codes) {
 }
 inline Qblock unpack_q8_0(const u8* codes) {
   Qblock q;
-  for (u32 i = 0; i < 32; ++i) q.code[i] = static_cast<i8>(codes[i]);
+  for (u32 i = 0; i < 32; ++i) q.code[i] = static_cast<i16>((codes[i] ^ 0x80) - 0x80);
   return q;
 }
 inline Qsum dot_block(const Qblock& q, const i16* x) {

@@ -44,12 +44,15 @@ def describe_fault(
         return f"{what} in step {step} - at {path} - check the weights and what feeds this task"
     if kind == FaultKind.HOST_BODY:
         return f"{who} raised in step {step} - at {path} - see the exception that caused this"
+    if kind == FaultKind.CAPACITY:
+        what = f"{who} named {int(fault['seen'])} live slots, the plan has {int(fault['needed'])}"
+        return f"{what}, in step {step} - at {path} - check what it decides from"
     waited = f"{who} waited {int(fault['waited_ns']) / 1e6:.0f} ms in step {step}"
     numbers = f"seen {int(fault['seen'])}, needed {int(fault['needed'])}"
     history = _History(plan, raw, counters, fault)
     if kind == FaultKind.EDGE_TIMEOUT:
         counter = int(fault["counter"])
-        late = history.blame_counter(counter)
+        late = history.blame_counter(counter, int(fault["needed"]) - int(fault["seen"]))
         what = f"{waited} for counter {counter}: {numbers}; {late}"
     elif kind == FaultKind.PAYLOAD_TIMEOUT:
         what = f"{waited} for data that never came; {history.blame_payload(task)}"
@@ -89,10 +92,21 @@ class _History:
                 here = spans[spans["step"] == (int(fault["step"]) & STEP_MASK)]
                 self._ran.update(int(t) for t in here["task"])
 
-    def blame_counter(self, counter: int) -> str:
+    def blame_counter(self, counter: int, lacking: int) -> str:
         if counter >= len(self._plan.counters):
             return "the plan has no such counter"
-        return self._blame(self._plan.counters[counter].producers)
+        producers = self._plan.counters[counter].producers
+        for segment in self._plan.segments:
+            d = segment.dynamic
+            if d is None or not any(counter == row[0] for row in d.absent):
+                continue
+            if self._ran is not None and d.compensator not in self._ran:
+                return self._blame([d.compensator])
+            # Of those that did not run, the last ones did not exist in this step.
+            ran = self._ran or set()
+            late = [p for p in producers if p not in ran][:lacking]
+            producers = tuple(p for p in producers if p in ran or p in late)
+        return self._blame(producers)
 
     def blame_payload(self, task: int) -> str:
         op = self._plan.tasks[task].op

@@ -97,7 +97,24 @@ def _segments(plan: Plan) -> str:
         return f"segments: all {plan.segments[0].policy}"
     shown = [f"{s.policy} [{s.begin}, {s.end})" for s in plan.segments[:_BUFFER_ROWS_MAX]]
     rest = len(plan.segments) - len(shown)
-    return f"segments: {', '.join(shown)}" + (f" and {rest} more" if rest > 0 else "")
+    lines = [f"segments: {', '.join(shown)}" + (f" and {rest} more" if rest > 0 else "")]
+    return "\n".join([*lines, *_dynamic(plan)])
+
+
+def _dynamic(plan: Plan) -> list[str]:
+    """One line a dynamic segment: how many tasks a step has, who says so, who makes up for them."""
+    lines = []
+    for segment in plan.segments:
+        d = segment.dynamic
+        if d is None:
+            continue
+        slots = (segment.end - segment.begin) // d.tiles_per_slot
+        who = f"task {d.decider} decides"
+        who += "" if d.compensator == d.decider else f", task {d.compensator} compensates"
+        span = f"  dynamic [{segment.begin}, {segment.end}): up to {slots} slots of"
+        lines.append(f"{span} {_count(d.tiles_per_slot, 'task')}, {who}")
+    rest = len(lines) - _BUFFER_ROWS_MAX
+    return [*lines[:_BUFFER_ROWS_MAX], *([f"  and {rest} more"] if rest > 0 else [])]
 
 
 def _edges(plan: Plan) -> str:

@@ -210,7 +210,7 @@ def test_record_that_holds_too_much_is_rejected(made):
     waits = tuple((c, 1) for c in range(5))
     rejected(edit(made, 5, waits=waits), r"^task 5 \(spread\) has 5 waits, a record holds 4")
     rejected(edit(made, 5, signals=tuple(range(5))), r"^task 5 \(spread\) has 5 signals, a record")
-    rejected(edit(made, 5, params=(0,) * 13), r"^task 5 \(spread\) has 13 parameters, a record")
+    rejected(edit(made, 5, params=(0,) * 21), r"^task 5 \(spread\) has 21 parameters, a record")
 
 
 def test_read_of_what_nobody_writes_is_rejected(made):

@@ -27,8 +27,8 @@
 #if __has_include("combine.hpp")
 #include "combine.hpp"
 #endif
-#include "publish.hpp"
 #include "collect.hpp"
+#include "publish.hpp"
 
 namespace gpurt {
 

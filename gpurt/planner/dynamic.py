@@ -70,6 +70,8 @@ class Deciders:
         compensator = decider if not family else family[-1].dynamic_of().compensator
         needs = _needs(tasks, family)
         if not self._waits.reaches(compensator, needs):
+            # Tasks of the family that these follow stand on what their own compensator follows.
+            needs[compensator] = 1
             compensator = self._compensator(drafted, decider, needs, region, live)
         drafted.dynamic = DynamicOp(decider, compensator, live, len(tasks) // slots)
         family.append(drafted)

@@ -242,6 +242,21 @@ def test_bits_depend_on_the_position_not_on_rows_or_context(level: str, cache: s
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("window", [1, 13, 20])
+def test_bits_in_a_window_do_not_depend_on_the_rows_of_a_step(level: str, window: int) -> None:
+    options: dict[str, Any] = {"window": window, "gated": True, "weightless": True, "out_eps": 1e-5}
+    together = Case(rows_of((1, 39, 16)), cache="bf16", **options)  # the ring is gone round
+    got = together.run(level)
+    arrays = {**together.arrays, **{name: got[name] for name in STATES}}
+    for row in range(16):
+        alone = Case(rows_of((1, 39 + row, 1)), cache="bf16", **options)
+        alone.arrays = dict(arrays)
+        for name in ("q", "kv", "out"):
+            alone.arrays[name] = guarded(together.arrays[name][row : row + 1])
+        assert alone.run(level)["out"].tobytes() == got["out"][row].tobytes()
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_only_its_own_positions_are_written(level: str) -> None:
     case = Case(STEPS["mixed"])
     got = case.run(level)

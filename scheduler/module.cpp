@@ -45,6 +45,8 @@ class PyHostExecutor {
   }
   PyHostExecutor(const PyHostExecutor&) = delete;
   PyHostExecutor& operator=(const PyHostExecutor&) = delete;
+  // The threads are joined, not abandoned; a failure to join has no better place than terminate().
+  // NOLINTNEXTLINE(bugprone-exception-escape)
   ~PyHostExecutor() {
     const py::gil_scoped_release release;  // a worker may be waiting for the GIL
     executor_.reset();

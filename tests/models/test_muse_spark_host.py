@@ -96,6 +96,16 @@ def test_bf16_weights_equal_transformers_on_rounded_weights(tmp_path):
     assert compare(seen, *choices(reference, PROMPT, seen)).holds(1e-3)
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "f16"])
+def test_a_half_precision_cache_keeps_tokens_where_the_margin_is_wide(kv_dtype, models):
+    model, reference = models("plain")
+    graph = build(model.config, model.weights, context=96, page=PAGE, kv_dtype=kv_dtype)
+    with Runtime("host", workers=2) as runtime:
+        seen = list(runtime.submit(graph, PROMPT, max_tokens=TOKENS, ignore_eos=True))
+    # logits reach 1 here, and bf16 keeps 8 bits of every key and value
+    assert compare(seen, *choices(reference, PROMPT, seen)).holds(0.05)
+
+
 # ---- bits --------------------------------------------------------------------------------------
 DYNAMIC = {"expert_up": "claim", "expert_down": "claim"}
 
@@ -191,6 +201,32 @@ def test_hostile_routing_equals_the_composed_references(case, policy, models):
         )
         assert experts == EXPERTS.get(case, wanted) == wanted
     assert seen == expected
+
+
+@pytest.mark.parametrize("policy", ["static", "claim", "ready", DYNAMIC], ids=str)
+def test_rows_that_share_no_expert_fill_every_slot(policy, tmp_path):
+    sizes = {"num_hidden_layers": 1, "num_local_experts": 40, "num_experts_per_tok": 2}
+    save_muse(make_muse(**sizes), tmp_path)
+    model, prompt = load_model(tmp_path), PROMPT[:16]
+    config, weights = model.config, plain.dequantised(model.weights)
+    own = plain.layer_weights(weights, 0)
+    # What the router reads, then a router that gives row r the experts 2 r and 2 r + 1.
+    s = plain.embedded(config, weights, prompt)
+    b = plain.attention(config, 0, own, plain.centred(s, own["input_layernorm.weight"], 1e-5))
+    gate = own["post_attention_residual_gate.gate"]
+    t = plain.gated(config, gate, s, plain.rms(b, config.post_eps))
+    f = plain.centred(t, own["pre_feedforward_layernorm.weight"], config.eps)
+    wanted = 40 * torch.eye(20).repeat_interleave(2, dim=0)[:, :16]
+    router = (torch.linalg.pinv(f.double()) @ wanted.T.double()).T.float().numpy()
+    parts = routed(model, weight=lambda _: router, bias=lambda b: b)
+    _, arrays = run(parts, [prompt], tokens=1, policy=policy)
+    routes, layout = arrays["layers[0].routes"], RoutesLayout(16, 40, 2)
+    assert routes[0] == layout.slots == 32
+    own |= {"mlp.gate.weight": torch.from_numpy(router)}
+    own["mlp.gate.e_score_correction_bias"] = torch.zeros(40)
+    expected = plain.layer_forward(config, 0, own, s).numpy()
+    seen = arrays["layers[0].s"]
+    assert np.abs(seen - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("policy", ["static", "ready", DYNAMIC], ids=str)

@@ -68,9 +68,28 @@ inline Quad magnitudes_of(const Vf (&a)[4]) {
   return most;
 }
 
-template <class T>
-inline Vf load(const T* p) {
-  return Vf{to_f32(p[0]), to_f32(p[1]), to_f32(p[2]), to_f32(p[3])};
+using Vu = u32 __attribute__((vector_size(16)));
+using Halves = u16 __attribute__((vector_size(8)));
+
+inline Vf load(const f32* p) {
+  return load_quad(p);
+}
+inline Vu load_halves_wide(const void* p) {
+  Halves halves;
+  std::memcpy(&halves, p, sizeof(halves));
+  return __builtin_convertvector(halves, Vu);
+}
+inline Vf load(const F16* p) {
+  const Vu bits = load_halves_wide(p);
+  const Vu sign = (bits & 0x8000U) << 16;
+  const Vu magnitude = (bits & 0x7fffU) << 13;
+  // As to_f32 does: the multiplication re-bases the exponent, subnormals included.
+  const Vu scaled = std::bit_cast<Vu>(std::bit_cast<Vf>(magnitude) * splat(0x1p112F));
+  const Vu special = magnitude | 0x7f800000U;
+  return std::bit_cast<Vf>(sign | (magnitude >= (0x7c00U << 13) ? special : scaled));
+}
+inline Vf load(const Bf16* p) {
+  return std::bit_cast<Vf>(load_halves_wide(p) << 16);
 }
 template <class T>
 inline Vf load_part(const T* p, u32 n) {
@@ -130,12 +149,20 @@ using Qsum = i32;
 using Qacc = f32;
 using Qscale = f32;
 
+using Bytes = u8 __attribute__((vector_size(16)));
+using Words = i16 __attribute__((vector_size(32)));
+
+// Whole vectors are stored: words stored one by one could not be forwarded to dot_block's loads.
 inline Qblock unpack_q4_1(const u8* codes) {
+  Bytes bytes;
+  std::memcpy(&bytes, codes, sizeof(bytes));
+  const Bytes low_bytes = bytes & 15;
+  const Bytes high_bytes = bytes >> 4;
+  const Words low = __builtin_convertvector(low_bytes, Words);
+  const Words high = __builtin_convertvector(high_bytes, Words);
   Qblock q;
-  for (u32 i = 0; i < 16; ++i) {
-    q.code[i] = static_cast<i16>(codes[i] & 15);
-    q.code[i + 16] = static_cast<i16>(codes[i] >> 4);
-  }
+  std::memcpy(q.code, &low, sizeof(low));
+  std::memcpy(q.code + 16, &high, sizeof(high));
   return q;
 }
 inline Qblock unpack_q8_0(const u8* codes) {

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.expert_matvec import expert_matvec
 from gpurt.graphs.ops.gated_residual import gated_residual
 from gpurt.graphs.ops.matvec import matvec
-from gpurt.graphs.ops.route import RoutesLayout, route
+from gpurt.graphs.ops.route import RoutesLayout, forced_table, route
 from gpurt.graphs.ops.sample import sample
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ def build(
     page: int = PAGE,
     tp_size: int = 1,
     tp_rank: int = 0,
+    routing: str = "natural",
 ) -> Graph:
     """The Graph of one step.
 
@@ -177,14 +179,17 @@ def build(
     sequence; default: the model's, at most 2048. kv_dtype: f32, bf16 or f16. weight_dtype: f32, f16
     or bf16 for matrices; default: as stored; experts in nvfp4 stay so, the router is always f32.
     page: positions of a cache page. tp_size, tp_rank: one rank's share, collectives looped back.
-    Weights are read when the plan is loaded. Raises: BoundError if context exceeds the model's;
-    GraphError for an unknown dtype, or if the model has no tp_size equal parts.
+    routing: natural, or for benches random or repeat, see ops/route.py. Weights are read when the
+    plan is loaded. Raises: BoundError if context exceeds the model's; GraphError for an unknown
+    dtype or routing, or if the model has no tp_size equal parts.
     """
     if not 0 <= tp_rank < tp_size or config.kv_heads % tp_size or config.vocab % tp_size:
         msg = f"rank {tp_rank} of {tp_size} for {config.kv_heads} kv heads, vocab {config.vocab}"
         raise GraphError(f"{msg} - at muse_spark.build - use a tp_size that divides both")
     graph = empty_graph(config, "muse_spark.build", rows, slots, context, kv_dtype, weight_dtype)
-    return _Builder(graph, config, weights, kv_dtype, weight_dtype, page, tp_size, tp_rank).build()
+    builder = _Builder(graph, config, weights, kv_dtype, weight_dtype, page, tp_size, tp_rank)
+    builder.routing = routing
+    return builder.build()
 
 
 def gate_constants(
@@ -215,6 +220,7 @@ class _Builder:
     ) -> None:
         self.graph, self.config, self.weights = graph, config, weights
         self.kv_dtype, self.page, self.ranks, self.rank = kv_dtype, page, ranks, rank
+        self.routing = "natural"
         self.weight_dtype = None if weight_dtype is None else DTYPES[weight_dtype]
         self.page_tables = {w: self.page_table(w) for w in sorted(set(config.windows))}
         self.ropes = {theta: self.rope(theta) for theta in sorted(set(config.thetas)) if theta}
@@ -329,9 +335,9 @@ class _Builder:
         pre = self.matrix(f"{at}.pre.w", f"{source}.pre_expert_proj", cut=0)
         matvec(graph, t, pre, z, norm=norm, eps=config.eps, name="pre_expert")
         z = all_gather(graph, z, self.ranks)
-        pairs, top_k = graph.rows * config.top_k, config.top_k
+        pairs, top_k, post_eps = graph.rows * config.top_k, config.top_k, config.post_eps
         h = graph.activation(f"{at}.h", [pairs, config.moe_intermediate // self.ranks], f32)
-        w, w_scale = self.expert_weight(layer, f"{at}.up", f"{source}.experts.gate_up_proj", 2)
+        w, scale = self.expert_weight(layer, f"{at}.up", f"{source}.experts.gate_up_proj", 2)
         expert_matvec(
             graph,
             z,
@@ -340,37 +346,20 @@ class _Builder:
             h,
             top_k=top_k,
             norm=self.gain(f"{at}.z.norm", f"{source}.pre_expert_norm.weight"),
-            w_scale=w_scale,
+            w_scale=scale,
             swiglu=True,
             eps=config.eps,
             name="expert_up",
         )
         d = graph.activation(f"{at}.d", [pairs, config.moe_hidden], f32)
-        w, w_scale = self.expert_weight(layer, f"{at}.down", f"{source}.experts.down_proj", 1)
+        w, scale = self.expert_weight(layer, f"{at}.down", f"{source}.experts.down_proj", 1)
         expert_matvec(
-            graph,
-            h,
-            w,
-            routes,
-            d,
-            top_k=top_k,
-            w_scale=w_scale,
-            x_per_pair=True,
-            name="expert_down",
+            graph, h, w, routes, d, top_k=top_k, w_scale=scale, x_per_pair=True, name="expert_down"
         )
         d = all_reduce(graph, d, self.ranks, per_row=top_k)
         y = self.activation(f"{at}.y", config.moe_hidden)
         gain = self.gain(f"{at}.d.gain", f"{source}.experts.post_expert_norm.weight")
-        combine(
-            graph,
-            d,
-            routes,
-            y,
-            experts=config.experts,
-            top_k=top_k,
-            gain=gain,
-            eps=config.post_eps,
-        )
+        combine(graph, d, routes, y, experts=config.experts, top_k=top_k, gain=gain, eps=post_eps)
         b = self.activation(f"{at}.mlp.b", config.hidden // self.ranks)
         post = self.matrix(f"{at}.post.w", f"{source}.post_expert_proj", cut=0)
         matvec(graph, y, post, b, name="post_expert")
@@ -399,8 +388,16 @@ class _Builder:
             top_k=config.top_k,
             bias=self.vector(f"{at}.router.bias", f"{source}.gate.e_score_correction_bias"),
             factor=config.routed_factor,
+            forced=self.forced(at),
         )
         return routes
+
+    def forced(self, at: str) -> Buffer | None:
+        if self.routing == "natural":
+            return None
+        seed = crc32(at.encode())
+        table = forced_table(self.routing, self.config.experts, self.config.top_k, seed)
+        return self.graph.weight(f"{at}.router.forced", table.shape, "u32", table)
 
     def residual(
         self,

@@ -27,6 +27,8 @@ struct RouteTask {
   u32 experts, top_k, kind;
   f32 factor;
   bool norm_topk;
+  const u32* forced;  // [forced_count, top_k] experts in the choice's place; null: natural
+  u32 forced_count, forced_slots;
   RoutesLayout layout;
 };
 
@@ -52,6 +54,13 @@ inline void choose_experts(const f32* scores, u32 experts, u32 count, u32* chose
     for (; at > 0 && chosen[at - 1] > e; --at) chosen[at] = chosen[at - 1];
     chosen[at] = e;
   }
+}
+
+/// The experts that the table has for a row's token.
+inline void take_forced(const RouteTask& task, const RowState& row, u32* chosen) {
+  const u64 number = u64{row.position} * task.forced_slots + row.slot;
+  const u32* const entry = task.forced + number % task.forced_count * task.top_k;
+  for (u32 i = 0; i < task.top_k; ++i) chosen[i] = entry[i];
 }
 
 /// weights[i] of a row's chosen experts, from their p.
@@ -105,6 +114,9 @@ inline RouteTask read_route(const TaskRecord& record, const BodyContext& context
   task.bias = task.kind == kRouteSigmoid ? arg<const f32>(record, 1) : nullptr;
   task.factor = param_f32(record, 3);
   task.norm_topk = record.param[4] != 0;
+  task.forced = arg<const u32>(record, 3);
+  task.forced_count = record.param[5];
+  task.forced_slots = record.param[6];
   task.layout = {context.program->rows_capacity, task.experts, task.top_k};
   return task;
 }
@@ -139,7 +151,11 @@ struct route {
         return kFaultNonFinite;
       }
       u32* const row_chosen = chosen + row * u64{task.top_k};
-      host::choose_experts(scores, task.experts, task.top_k, row_chosen);
+      if (task.forced == nullptr) {
+        host::choose_experts(scores, task.experts, task.top_k, row_chosen);
+      } else {
+        host::take_forced(task, context.rows[row], row_chosen);
+      }
       host::weigh_experts(task, p, row_chosen, weights + row * u64{task.top_k});
     }
     host::group_by_expert(task, rows, chosen, weights, slot_of);

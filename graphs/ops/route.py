@@ -9,6 +9,10 @@ pairs in ascending p run in one fixed order, whatever the scores were.
   kind 1  p = softmax over all E; the T largest; weight = p, over their sum if norm_topk
   weights are multiplied by `factor`; the bias only selects; equal scores go to the lower id
 
+For benches a table may take the choice's place, after the scores are there: `forced` [P, T] u32,
+ids ascending; a row takes entry (position * forced_slots + slot) % P. Its weights are of its own
+p, as if it had chosen so.
+
 `routes` (u32 words; also what a dynamic operator's tasks and `combine` read):
 
   [0] A, slots in use        [1] pairs of the step, B * T
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
 SIGMOID, SOFTMAX = 0, 1  # `kind`
 _SUM_FLOOR = np.float32(1e-15)
+_FORCED_PERIOD = 4093  # tokens; a prime, so that no batch falls into step with it
 
 
 @dataclass(frozen=True)
@@ -73,11 +78,13 @@ def route(
     bias: Operand | None = None,
     factor: float = 1.0,
     norm_topk: bool = True,
+    forced: Operand | None = None,
     name: str = "route",
 ) -> Operator:
     """Add the choice of experts.
 
     logits: [rows, E] f32. bias: [E] f32, kind 0. routes: [RoutesLayout.words] u32, written.
+    forced: [any, top_k] u32, see `forced_table`.
     Raises: GraphError if top_k exceeds the experts or routes has another size.
     """
     rows, experts = region_of(logits).shape
@@ -91,21 +98,34 @@ def route(
         raise GraphError(f"{msg} - at {where} - size it by RoutesLayout")
     return graph.op(
         ROUTE,
-        {"logits": logits, "bias": bias, "routes": routes},
+        {"logits": logits, "bias": bias, "routes": routes, "forced": forced},
         name=name,
         experts=experts,
         top_k=top_k,
         kind=kind,
         factor=float(factor),
         norm_topk=int(norm_topk),
+        forced_count=0 if forced is None else region_of(forced).shape[0],
+        forced_slots=graph.slots,
     )
+
+
+def forced_table(routing: str, experts: int, top_k: int, seed: int) -> NDArray[np.uint32]:
+    """A `forced` table: "random" draws anew for every token, "repeat" once. Raises: GraphError."""
+    if routing not in ("random", "repeat"):
+        msg = f"routing is {routing!r}"
+        raise GraphError(f"{msg} - at route.forced_table - use natural, random or repeat")
+    rng = np.random.default_rng(seed)
+    count = 1 if routing == "repeat" else _FORCED_PERIOD
+    drawn = [np.sort(rng.choice(experts, top_k, replace=False)) for _ in range(count)]
+    return np.array(drawn, np.uint32)
 
 
 def tile_route(op: Operator, target: Target) -> list[Tile]:
     """One task: it groups the rows of the whole step."""
     del target
-    reads = tuple(op.args[name] for name in ("logits", "bias") if name in op.args)
-    cost_bytes = sum(4 * region.shape[-1] for region in reads)
+    reads = tuple(op.args[name] for name in ("logits", "bias", "forced") if name in op.args)
+    cost_bytes = sum(4 * region.shape[-1] for region in reads)  # of one row
     return [Tile((0, 0, 0, 0), reads, (op.args["routes"],), cost_bytes=cost_bytes)]
 
 
@@ -116,6 +136,10 @@ def route_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: Step
     rows, top_k = len(step.token), layout.top_k
     scores_BE, p_BE = _scores(op, arrays, logits_RE[:rows].astype(np.float32))
     chosen_BT = np.sort(np.argsort(-scores_BE, axis=-1, kind="stable")[:, :top_k], axis=-1)
+    forced = array_of(op, arrays, "forced")
+    if forced is not None:
+        places = step.position.astype(np.int64) * int(op.params["forced_slots"]) + step.slot
+        chosen_BT = forced[places % len(forced)].astype(np.int64)
     weights_BT = np.take_along_axis(p_BE, chosen_BT, axis=-1)
     if op.params["kind"] == SIGMOID:
         weights_BT = weights_BT / (weights_BT.sum(axis=-1, keepdims=True) + _SUM_FLOOR)
@@ -153,8 +177,13 @@ def _scores(
 
 ROUTE = Body(
     name="route",
-    args=(Arg("logits", "r"), Arg("bias", "r", optional=True), Arg("routes", "w")),
-    params=("experts", "top_k", "kind", "factor", "norm_topk"),
+    args=(
+        Arg("logits", "r"),
+        Arg("bias", "r", optional=True),
+        Arg("routes", "w"),
+        Arg("forced", "r", optional=True),
+    ),
+    params=("experts", "top_k", "kind", "factor", "norm_topk", "forced_count", "forced_slots"),
     tile=tile_route,
     reference=route_reference,
 )

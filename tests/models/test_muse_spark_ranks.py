@@ -7,6 +7,7 @@ import pytest
 
 from gpurt.errors import GraphError
 from gpurt.graphs.muse_spark import build
+from gpurt.graphs.ops.route import RoutesLayout
 from gpurt.loaders import load_model
 from gpurt.runtime import Runtime
 from tests.helpers.muse import make_muse, quantise_folder, save_muse
@@ -103,3 +104,26 @@ def test_a_looped_back_rank_on_the_host_equals_its_references(policy, model):
 def test_a_rank_that_cannot_be_is_refused(size, rank, model):
     with pytest.raises(GraphError, match=f"^rank {rank} of {size} for 2 kv heads, vocab 212"):
         build(model.config, model.weights, tp_size=size, tp_rank=rank)
+
+
+# ---- routing by a table, for benches -----------------------------------------------------------
+@pytest.mark.parametrize("routing", ["random", "repeat"])
+def test_forced_routing_on_the_host_equals_its_references(routing, model):
+    options = {"rows": 9, "slots": 2, "context": 64, "routing": routing}
+    graph = build(model.config, model.weights, **options)
+    prompt = list(range(40, 49))
+    wanted = GraphOracle(graph).generate(prompt, 4)
+    with Runtime("host", workers=2, policy={"expert_up": "claim"}) as runtime:
+        seen = list(runtime.submit(graph, prompt, max_tokens=4, ignore_eos=True))
+        routes = runtime.read(graph, "layers[0].routes")
+    assert seen == wanted
+    layout = RoutesLayout(9, 7, 3)
+    experts = [routes[layout.slot(slot)] for slot in range(routes[0])]
+    table = next(b for b in graph.buffers if b.name == "layers[0].router.forced").source
+    entry = 0 if routing == "repeat" else 11 * 2 % len(table)  # position 11 of slot 0 of 2
+    assert experts == table[entry].tolist()
+
+
+def test_an_unknown_routing_is_refused(model):
+    with pytest.raises(GraphError, match=r"^routing is 'fair'"):
+        build(model.config, model.weights, routing="fair")

@@ -27,7 +27,8 @@ SIM_FLAGS = [*FLAGS, "-O2", "-DGPURT_SIM"]
 INSTRUMENTED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-builtin"]
 WRAPPED = ["-Wl,--wrap=memcpy", "-Wl,--wrap=memmove", "-Wl,--wrap=memset"]
 FRAMEWORK = ["memory.cpp", "machine.cpp"]
-PRODUCT = ["model.cpp", "world.cpp", "host.cpp", "planted.cpp", "pipeline.cpp"]
+PRODUCT = ["model.cpp", "families.cpp", "world.cpp", "experts.cpp", "host.cpp", "planted.cpp"]
+PRODUCT += ["pipeline.cpp"]
 
 
 class BuildError(Exception):
@@ -98,7 +99,8 @@ def build_threads() -> Path:
     """The host executor on real threads, under ThreadSanitizer."""
     # -Wno-tsan: it knows no fences, and only the end protocol uses one, between two atomic words.
     flags = [*FLAGS, "-O1", "-fsanitize=thread", "-Wno-tsan"]
-    sources = ["threads.cpp", "model.cpp", "memory.cpp", "../../scheduler/host_executor.cpp"]
+    sources = ["threads.cpp", "model.cpp", "families.cpp", "memory.cpp"]
+    sources.append("../../scheduler/host_executor.cpp")
     return compile_and_link("threads", flags, [[f] for f in sources], ["-fsanitize=thread"])
 
 

@@ -66,6 +66,35 @@ std::vector<NamedCase> make_special_cases() {
   };
 }
 
+// Families of experts, of which a step has as many as their decider says.
+std::vector<NamedCase> make_dynamic_cases() {
+  const Case base = {.name = "dynamic",
+                     .policies = "scr",
+                     .workers = kFew,
+                     .operators_max = 5,
+                     .steps_max = 6,
+                     .cancel_percent = 15,
+                     .experts_percent = 50};
+  Case ends = base;
+  ends.name = "dynamic_ends";
+  ends.workers = {1, 2, 3};
+  ends.requests_max = 6;
+  ends.abort_percent = 40;
+  ends.linger_ns = 6000;
+  Case fault = base;
+  fault.name = "dynamic_fault";
+  fault.cancel_percent = 0;
+  fault.fault_percent = 100;
+  Case bulk = base;
+  bulk.name = "dynamic_counters";
+  bulk.bulk_signals = true;
+  Case piped = base;
+  piped.name = "dynamic_pipeline";
+  piped.workers = {1, 2, 3, 7};
+  piped.pipeline = true;
+  return {{base}, {ends}, {fault}, {bulk}, {piped}};
+}
+
 // Workers in the shape of the GPU's.
 std::vector<NamedCase> make_pipeline_cases() {
   return {
@@ -131,6 +160,16 @@ std::vector<NamedCase> make_planted_cases() {
                  .requests_max = 6,
                  .steps_max = 2,
                  .linger_ns = 3000};
+  Case dynamic = mixed;
+  dynamic.steps_max = 6;
+  dynamic.experts_percent = 60;
+  Case forgets = dynamic;
+  forgets.forgets_absent = true;
+  Case early = dynamic;
+  early.compensates_early = true;
+  Case piped = dynamic;
+  piped.races = false;
+  piped.pipeline = true;
   const auto named = [](Case kind, const char* name, Planted planted) {
     kind.name = name;
     return NamedCase{std::move(kind), planted};
@@ -152,6 +191,11 @@ std::vector<NamedCase> make_planted_cases() {
       named(mixed, "weak_submit_tail", Planted::kWeakSubmitTail),
       named(mixed, "weak_token_count", Planted::kWeakTokenCount),
       named(mixed, "weak_finish", Planted::kWeakFinish),
+      named(piped, "weak_tickets", Planted::kWeakTickets),
+      named(piped, "publish_before_data", Planted::kPublishBeforeData),
+      named(piped, "round_before_count", Planted::kRoundBeforeCount),
+      named(forgets, "absent_forgotten", Planted::kAbsentForgotten),
+      named(early, "early_compensation", Planted::kEarlyCompensation),
   };
 }
 
@@ -161,6 +205,7 @@ const std::vector<NamedCase>& all_cases() {
   static const std::vector<NamedCase> cases = [] {
     std::vector<NamedCase> all = make_policy_cases();
     for (NamedCase& special : make_special_cases()) all.push_back(std::move(special));
+    for (NamedCase& dynamic : make_dynamic_cases()) all.push_back(std::move(dynamic));
     for (NamedCase& piped : make_pipeline_cases()) all.push_back(std::move(piped));
     for (NamedCase& planted : make_planted_cases()) all.push_back(std::move(planted));
     return all;

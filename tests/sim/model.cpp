@@ -18,17 +18,18 @@ u64 address_of(const void* p) {
 
 }  // namespace
 
-template <class T>
-T* Model::array(const char* name, u64 count) {
-  return static_cast<T*>(memory_.allocate(std::max<u64>(count, 1) * sizeof(T), 64, name));
-}
-
 Model::Model(const Case& kind, Random& random, Memory& memory)
     : kind_(kind), random_(random), memory_(memory) {
   program = array<Program>("program", 1);
   draw_sizes();
   const u32 operator_count = random_.below(kind_.operators_max + 1);
-  for (u32 i = 0; i < operator_count; ++i) draw_operator();
+  for (u32 i = 0; i < operator_count; ++i) {
+    if (kind_.experts_percent != 0 && random_.chance(kind_.experts_percent)) {
+      draw_family();
+    } else {
+      draw_operator();
+    }
+  }
   if (kind_.payload) {
     draw_payload_edges();
     const u32 rearm = new_task(Body::kRearm);
@@ -46,13 +47,14 @@ Model::Model(const Case& kind, Random& random, Memory& memory)
   draw_segments();
   draw_lists();
   lay_out_queues();
+  lay_out_decisions();
   lay_out_state();
   fill_records();
   shape = std::to_string(program->worker_count) + " workers, " +
           std::to_string(program->task_count) + " tasks, " +
           std::to_string(program->counter_count) + " counters, segments ";
   for (const Segment& segment : segments_) {
-    shape += "scr"[segment.policy];
+    shape += "scrd"[segment.policy];
     shape += std::to_string(segment.end - segment.begin) + " ";
   }
   shape += program->vocab_size == 0 ? "plain" : "generate";
@@ -111,7 +113,8 @@ void Model::wait_on(u32 task, u32 counter) {
   wait.signals_per_step = static_cast<u32>(counters_[counter].producers.size());
   counters_[counter].waited = true;
   for (const u32 producer : counters_[counter].producers) {
-    if (tasks[producer].body == Body::kData) tasks[task].producers.push_back(producer);
+    const Body body = tasks[producer].body;
+    if (body == Body::kData || body == Body::kDecide) tasks[task].producers.push_back(producer);
   }
 }
 
@@ -132,6 +135,9 @@ void Model::draw_operator() {
     for (const u32 input : inputs) {
       const std::vector<u32>& choices = operators_[input].counters;
       wait_on(task, choices[random_.below(static_cast<u32>(choices.size()))]);
+      const std::vector<u32>& implied = operators_[input].implied;
+      std::vector<u32>& producers = tasks[task].producers;
+      producers.insert(producers.end(), implied.begin(), implied.end());
     }
     op.tiles.push_back(task);
     if (counter_per_tile) op.counters.push_back(new_counter());
@@ -183,6 +189,7 @@ void Model::draw_segments() {
   for (u32 i = random_.below(kind_.segments_max); i > 0 && task_count > 1; --i) {
     cuts.insert(random_.between(1, task_count - 1));
   }
+  keep_families_whole(cuts);
   u32 begin = 0;
   for (const u32 end : cuts) {
     Segment segment{};
@@ -192,6 +199,7 @@ void Model::draw_segments() {
     segment.begin = begin;
     segment.end = end;
     segment.cursor = static_cast<u32>(segments_.size());
+    draw_family_segment(segment);
     segments_.push_back(segment);
     begin = end;
   }
@@ -243,15 +251,19 @@ void Model::move_past_drain(std::vector<std::vector<u32>>& lists) {
   }
 }
 
+// Not of experts: those may be absent.
 void Model::draw_bulk_signals() {
+  const auto may_give = [this](u32 task) {
+    return tasks[task].body == Body::kData && tasks[task].family == kNobody;
+  };
   for (u32 i = 0; i < counters_.size(); ++i) {
     const u32 producer = counters_[i].producers[0];
-    if (tasks[producer].body == Body::kData) tasks[producer].bulk.push_back(i);
+    if (may_give(producer)) tasks[producer].bulk.push_back(i);
   }
   for (TaskRecord& record : records_) {
     for (u32 w = 0; w < record.wait_count; ++w) {
       const u32 producer = counters_[record.wait[w].counter].producers[0];
-      if (tasks[producer].body == Body::kData) record.wait[w].signals_per_step += kBulkSignals;
+      if (may_give(producer)) record.wait[w].signals_per_step += kBulkSignals;
     }
   }
 }
@@ -336,6 +348,16 @@ void Model::fill_records() {
   program->records = address_of(records);
 }
 
+bool Model::has_lasting_waiter(u32 counter) const {
+  for (const TaskRecord& record : records_) {
+    if (is_dynamic(record.task_index)) continue;
+    for (u32 w = 0; w < record.wait_count; ++w) {
+      if (record.wait[w].counter == counter) return true;
+    }
+  }
+  return false;
+}
+
 void Model::draw_fault() {
   const u32 task = random_.below(static_cast<u32>(tasks.size()));
   if (random_.chance(30) && (records_[task].flags & kTaskAdvance) == 0) {
@@ -347,6 +369,9 @@ void Model::draw_fault() {
   // All who wait for this counter expect one signal more a step than anybody gives.
   program->wait_timeout_ns = 400000;
   lost_counter = random_.below(static_cast<u32>(counters_.size()));
+  // Experts alone may be absent until the end: then nobody would miss the signal.
+  while (!families.empty() && !has_lasting_waiter(lost_counter))
+    lost_counter = random_.below(static_cast<u32>(counters_.size()));
   reinterpret_cast<CounterInfo*>(program->counter_infos)[lost_counter].signals_per_step += 1;
   for (TaskRecord& record : records_) {
     for (u32 w = 0; w < record.wait_count; ++w) {

@@ -7,6 +7,7 @@
 // Tasks come in operators of several tiles. A tile waits for the counters of up to three earlier
 // operators; what nobody waits for is joined by `noop` tasks in front of the last task, `advance`.
 #pragma once
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,8 @@
 
 namespace gpurt::sim {
 
-enum class Body : u16 { kNoop, kData, kSample, kRearm };
+enum class Body : u16 { kNoop, kData, kSample, kRearm, kDecide };
+constexpr u32 kBodyCount = 5;
 
 // Given to a counter by one producer's body each step, beside its signal: so targets, which only a
 // run of weeks would bring past 32 bits, pass them in the third step.
@@ -29,6 +31,24 @@ struct TaskFacts {
   std::vector<u32> counters;   // counters it signals
   std::vector<u32> bulk;       // of these, the ones it also gives kBulkSignals to
   u32 payload = kNobody;       // index of its payload word, or kNobody
+  u32 family = kNobody;        // of experts that it belongs to, or decides about
+  u32 slot = kNobody;          // of that family; a decider has none
+};
+
+// Experts: slot by slot in each of a few levels, of which a step has the slots that are live.
+struct Family {
+  struct Level {
+    u32 begin;
+    u32 tiles;  // a slot
+    u32 segment;
+  };
+  u32 decider = kNobody;
+  u32 compensator = kNobody;
+  u32 slots = 0;
+  bool is_dynamic = false;  // else under an ordinary policy: absent tasks return at once
+  std::vector<Level> levels;
+  u32* live = nullptr;     // what the decider leaves
+  u64* experts = nullptr;  // one word a slot
 };
 
 // One named kind of random world: what is drawn, and between which bounds.
@@ -51,7 +71,10 @@ struct Case {
   bool past_drain = false;    // planted: a list holds a task of a later segment
   u32 linger_ns = 0;          // the kernel ends when idle and is launched again
   u32 residency_ns = 0;
-  bool pipeline = false;  // workers as the GPU has them: pipeline.hpp
+  bool pipeline = false;           // workers as the GPU has them: pipeline.hpp
+  u32 experts_percent = 0;         // of operators that are families of experts
+  bool forgets_absent = false;     // planted: of the counters of absent tasks one is left out
+  bool compensates_early = false;  // planted: the decider compensates where it does not suffice
 };
 
 class Model {
@@ -68,11 +91,17 @@ class Model {
   u32 fault_task = kNobody;    // its body gives a fault in the step of round `fault_round`
   u64 fault_round = 0;
   u32 moved_task = kNobody;  // planted in a list before a drain that it needs
-  std::string shape;         // one line for a person
+  std::vector<Family> families;
+  u64 families_misled = 0;  // planted: how many decisions are wrong
+  std::string shape;        // one line for a person
 
   TaskRecord& record(u32 task) const;
   u64* counter(u32 index) const;
   bool is_data_counter(u32 index) const;
+  u32 live_slots(u32 family, u64 launch, u64 step) const;
+  bool is_absent(u32 task, u64 launch, u64 step) const;
+  // Whether steps lack the task when its slot is not live; else it runs and does nothing.
+  bool is_dynamic(u32 task) const;
 
  private:
   struct Counter {
@@ -82,10 +111,19 @@ class Model {
   struct Operator {
     std::vector<u32> tiles;
     std::vector<u32> counters;  // one for all tiles, or one a tile
+    std::vector<u32> implied;   // tasks that have ended when all tiles have, seen or absent
   };
 
   void draw_sizes();
   void draw_operator();
+  void draw_family();
+  u32 draw_decider(Family& family, u32 index);
+  void draw_level(Family& family, u32 index, const std::vector<u32>& inputs,
+                  std::vector<u32>& slot_counters, Operator& op);
+  void keep_families_whole(std::set<u32>& cuts) const;
+  void draw_family_segment(Segment& segment);
+  void lay_out_decisions();
+  void add_absents(const Family& family, std::vector<Absent>& absents) const;
   void draw_payload_edges();
   u32 new_task(Body body);
   u32 new_counter();
@@ -94,6 +132,7 @@ class Model {
   std::vector<u32> unwaited() const;
   void join_sinks();
   void draw_bulk_signals();
+  bool has_lasting_waiter(u32 counter) const;
   void draw_fault();
   void move_past_drain(std::vector<std::vector<u32>>& lists);
   void draw_segments();
@@ -102,7 +141,9 @@ class Model {
   void lay_out_state();
   void fill_records();
   template <class T>
-  T* array(const char* name, u64 count);
+  T* array(const char* name, u64 count) {
+    return static_cast<T*>(memory_.allocate((count == 0 ? 1 : count) * sizeof(T), 64, name));
+  }
 
   const Case& kind_;
   Random& random_;

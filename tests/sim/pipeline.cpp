@@ -48,6 +48,7 @@ void Pipeline::run_loader() {
     if (fetched_ - load_acquire(&shared_->empty) < ahead &&
         source.next(next.task, next.step) == Next::kTask) {
       next.policy = source.policy;
+      world_.look_ahead(next.task, next.step);
       if (planted_ == Planted::kClaimPastDrain) {
         put_swapped(next);
       } else {
@@ -150,6 +151,12 @@ void Pipeline::run_storer() {
     if (taken.kind == static_cast<u32>(SlotKind::kLeave)) return;
     const TaskRecord& record = at<const TaskRecord>(program_.records)[taken.task];
     if (taken.kind == static_cast<u32>(SlotKind::kTask) && !is_leaving()) {
+      if ((record.flags & kTaskDecides) != 0) {
+        const Decision& decision = decision_of(program_, record);
+        const u32 live = live_slots(decision);
+        publish(program_, decision, taken.step, live);
+        compensate(program_, decision, taken.step, live, nullptr);
+      }
       for (u32 i = 0; i < record.signal_count; ++i) {
         signal_and_push(program_, record.signal[i], taken.step, nullptr);
       }

@@ -21,7 +21,14 @@ void World::plant() {
   switch (planted_) {
     case Planted::kNothing:
     case Planted::kClaimPastDrain:
-      break;  // in the lists: Model::move_past_drain
+    case Planted::kAbsentForgotten:
+    case Planted::kEarlyCompensation:
+      break;  // in the model
+    case Planted::kWeakTickets:
+    case Planted::kPublishBeforeData:
+    case Planted::kRoundBeforeCount:
+      plant_in_decisions();
+      break;
     case Planted::kSignalBeforeData:
     case Planted::kRearmWithoutRelease:
     case Planted::kCounterWraps:
@@ -44,6 +51,23 @@ void World::plant_in_counters() {
   } else {
     for (u32 i = 0; i < p.counter_count; ++i) {
       if (model_->is_data_counter(i)) memory.plant(relaxed(model_->counter(i)));
+    }
+  }
+}
+
+void World::plant_in_decisions() {
+  for (const Family& family : model_->families) {
+    if (!family.is_dynamic) continue;
+    if (planted_ == Planted::kWeakTickets) {
+      for (const Family::Level& level : family.levels) {
+        const Cursor* cursors = at<const Cursor>(model_->program->cursors);
+        machine_->memory().plant(relaxed(&cursors[level.segment].head));
+      }
+    } else {
+      // Its body decides by itself, at the wrong moment; parameter 0 says "does not".
+      TaskRecord& record = model_->record(family.decider);
+      record.flags &= static_cast<u16>(~kTaskDecides);
+      record.param[kParamDecision] += 1;
     }
   }
 }

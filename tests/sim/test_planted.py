@@ -27,6 +27,11 @@ PLANTED = {
     "weak_submit_tail": (40, r"races with|stale|wrong"),
     "weak_token_count": (40, r"races with|stale|wrong"),
     "weak_finish": (40, r"races with|stale|wrong"),
+    "weak_tickets": (40, r"stale data|which lacks it|after round"),
+    "publish_before_data": (40, r"stale data of its decider"),
+    "round_before_count": (60, r"which lacks it|after round|stale data"),
+    "absent_forgotten": (40, r"no end after"),
+    "early_compensation": (120, r"read stale data|before its producer"),
 }
 REPLAY = re.compile(r"^replay: make sim SEED=(\d+) CASE=(\w+)$", re.MULTILINE)
 

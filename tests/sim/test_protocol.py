@@ -18,6 +18,11 @@ SEEDS = {
     "residency": 400,
     "payload": 400,
     "counters": 300,
+    "dynamic": 500,  # families of experts of which a step has as many as its decider says
+    "dynamic_ends": 300,
+    "dynamic_fault": 150,
+    "dynamic_counters": 200,
+    "dynamic_pipeline": 250,
     "pipeline": 400,  # workers in the shape of the GPU's: loader, team, storer
     "pipeline_payload": 200,
     "pipeline_ends": 300,

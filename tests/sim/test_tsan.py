@@ -28,9 +28,11 @@ def run_threads(program: Path, *arguments: str) -> subprocess.CompletedProcess[s
     return done
 
 
+@pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize("workers", SEEDS)
-def test_real_threads_have_no_data_race(workers: int, threads_program: Path) -> None:
-    done = run_threads(threads_program, "--workers", str(workers), "--seeds", str(SEEDS[workers]))
+def test_real_threads_have_no_data_race(workers: int, experts: bool, threads_program: Path) -> None:
+    options = ["--workers", str(workers), "--seeds", str(SEEDS[workers])]
+    done = run_threads(threads_program, *options, *(["--experts"] if experts else []))
     assert "ThreadSanitizer" not in done.stderr, done.stderr[:4000]
     assert done.returncode == 0, done.stdout
     assert done.stdout.startswith("ok")

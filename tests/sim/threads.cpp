@@ -24,13 +24,15 @@ class Run {
         memory_(u64{4} << 20, 1, random_),
         model_(kind, random_, memory_),
         executor_(
-            *model_.program, std::vector<HostBody>(4, nullptr),
+            *model_.program, std::vector<HostBody>(kBodyCount, nullptr),
             [this](u32 task, u32 worker) { return body(task, worker); }, 64) {
     // Thousands of spins at 64 polls a look are slow under the sanitizer; the clock is not.
     model_.program->wait_timeout_ns = 60'000'000'000;
   }
 
+  // Wrong data are let through, or the run could end before the race that gave them.
   void plant_race() {
+    has_race_ = true;
     for (u32 task = 0; task + 1 < model_.program->task_count; ++task) {
       if (model_.tasks[task].body == Body::kData) model_.record(task).wait_count = 0;
     }
@@ -59,14 +61,29 @@ class Run {
         step_sampled(p)[i] = step_rows(p)[step_sample_rows(p)[i]].position % p.vocab_size;
       }
     }
-    if (facts.body != Body::kData) return kFaultNone;
+    const bool decides = facts.body == Body::kDecide;
+    if ((facts.body != Body::kData && !decides) || model_.is_absent(task, 0, step))
+      return kFaultNone;
     u64 sum = 0;
-    for (const u32 producer : facts.producers) sum += model_.data[producer];
     u64 expected = 0;
-    for (const u32 producer : facts.producers) expected += data_word(0, producer, step);
-    if (sum != expected) return kFaultHostBody;
+    for (const u32 producer : facts.producers) {
+      if (model_.is_absent(producer, 0, step)) continue;
+      sum += model_.data[producer];
+      expected += data_word(0, producer, step);
+    }
+    if (facts.family != kNobody && !decides) {
+      const Family& family = model_.families[facts.family];
+      if (family.experts[facts.slot] != step || facts.slot >= *family.live) return kFaultHostBody;
+    }
+    if (sum != expected && !has_race_) return kFaultHostBody;
     model_.data[task] = data_word(0, task, step);
+    if (decides) decide(model_.families[facts.family], facts.family, step);
     return kFaultNone;
+  }
+
+  void decide(const Family& family, u32 index, u64 step) {
+    *family.live = model_.live_slots(index, 0, step);
+    for (u32 slot = 0; slot < *family.live; ++slot) family.experts[slot] = step;
   }
 
   RequestRecord draw_request(u32 index) {
@@ -130,6 +147,7 @@ class Run {
   Model model_;
   HostExecutor executor_;
   bool wrong_ = false;
+  bool has_race_ = false;
 };
 
 }  // namespace
@@ -140,18 +158,22 @@ int main(int argc, char** argv) {
   Case kind = {.name = "threads", .policies = "scr", .workers = {1}, .operators_max = 6};
   unsigned seeds = 1;
   bool has_race = false;
+  bool has_experts = false;
   for (int i = 1; i < argc; ++i) {
     const bool has_value = i + 1 < argc;
     if (std::strcmp(argv[i], "--workers") == 0 && has_value) {
       kind.workers = {static_cast<gpurt::u32>(std::strtoul(argv[++i], nullptr, 10))};
     } else if (std::strcmp(argv[i], "--seeds") == 0 && has_value) {
       seeds = static_cast<unsigned>(std::strtoul(argv[++i], nullptr, 10));
+    } else if (std::strcmp(argv[i], "--experts") == 0) {
+      has_experts = true;
     } else if (std::strcmp(argv[i], "--race") == 0) {
       has_race = true;
       kind.policies = "sc";
     }
   }
   kind.linger_ns = 400'000;
+  kind.experts_percent = has_experts ? 60 : 0;
   for (unsigned seed = 1; seed <= seeds; ++seed) {
     Run run(kind, seed);
     if (has_race) run.plant_race();

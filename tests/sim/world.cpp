@@ -58,6 +58,7 @@ Outcome World::run() {
   outcome.points = machine_->steps();
   outcome.bites = machine_->memory().bite_count();
   if (planted_ == Planted::kListPastDrain && model_->moved_task != kNobody) outcome.bites = 1;
+  if (model_->families_misled != 0) outcome.bites = model_->families_misled;
   const std::size_t shown = std::min<std::size_t>(log_.size(), 20);
   for (auto run = log_.end() - static_cast<std::ptrdiff_t>(shown); run != log_.end(); ++run) {
     outcome.last_tasks.push_back("worker " + std::to_string(run->worker) + " ran task " +
@@ -133,13 +134,10 @@ u32 World::run_body(u32 worker, const TaskRecord& record, u64 step) {
   const u64 round = step_round(p, step);
   log_.push_back(TaskRun{worker, task, step});
   if (log_.size() > 4096) log_.erase(log_.begin(), log_.begin() + 2048);
-  if (run_counts_[task] + 1 != round) {
-    fail("task " + std::to_string(task) + " runs in round " + std::to_string(round) + " after " +
-         std::to_string(run_counts_[task]) + " runs");
-  }
+  check_run(task, round);
   run_counts_[task] = round;
   if (step_state(p)->step != step) fail("a task sees another step's StepState");
-  if (task == model_->fault_task && round == model_->fault_round) return kFaultNonFinite;
+  if (task == model_->fault_task && round >= model_->fault_round) return kFaultNonFinite;
   switch (facts.body) {
     case Body::kNoop:
       break;
@@ -151,6 +149,8 @@ u32 World::run_body(u32 worker, const TaskRecord& record, u64 step) {
     case Body::kRearm:
       rearm_body(step);
       break;
+    case Body::kDecide:
+      return decide_body(record, step, facts);
   }
   return kFaultNone;
 }
@@ -158,6 +158,8 @@ u32 World::run_body(u32 worker, const TaskRecord& record, u64 step) {
 u32 World::data_body(const TaskRecord& record, u64 step, const TaskFacts& facts) {
   const Program& p = *model_->program;
   const u32 task = record.task_index;
+  if (model_->is_absent(task, launch_count_, step)) return kFaultNone;
+  if (facts.slot != kNobody) check_expert(task, step);
   u32* set = model_->payload + (step & 1) * model_->payload_count;
   for (const u32 producer : facts.polled) {
     const u32 seen = poll(set + model_->tasks[producer].payload);
@@ -168,6 +170,7 @@ u32 World::data_body(const TaskRecord& record, u64 step, const TaskFacts& facts)
     }
   }
   for (const u32 producer : facts.producers) {
+    if (model_->is_absent(producer, launch_count_, step)) continue;
     if (run_counts_[producer] != step_round(p, step)) {
       fail("task " + std::to_string(task) + " runs before its producer " +
            std::to_string(producer));

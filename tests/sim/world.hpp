@@ -36,6 +36,11 @@ enum class Planted : u32 {
   kWeakSubmitTail,
   kWeakTokenCount,
   kWeakFinish,
+  kWeakTickets,        // the head of a dynamic segment
+  kPublishBeforeData,  // a decider opens its segments before it has written what they read
+  kRoundBeforeCount,   // the head names a round whose number of tasks is not yet there
+  kAbsentForgotten,    // a counter does not get the signals of absent tasks
+  kEarlyCompensation,  // they are given before what the absent tasks would have waited for
 };
 
 struct Outcome {
@@ -53,6 +58,8 @@ class World {
 
   // For the Platform of worker.hpp.
   u32 run_body(u32 worker, const TaskRecord& record, u64 step);
+  // For a loader: which expert's weights it would fetch, known once the task's ticket was drawn.
+  void look_ahead(u32 task, u64 step);
 
  private:
   struct Script {
@@ -86,6 +93,7 @@ class World {
   void plant();
   void plant_in_counters();
   void plant_in_control();
+  void plant_in_decisions();
 
   void write_scripts();
   void write_generate(Script& script);
@@ -93,6 +101,11 @@ class World {
   void spawn_workers();
   void spawn_role(std::function<void()> run_one_launch);
   u32 data_body(const TaskRecord& record, u64 step, const TaskFacts& facts);
+  u32 decide_body(const TaskRecord& record, u64 step, const TaskFacts& facts);
+  void decide_wrongly(const TaskRecord& record, u64 step);
+  void check_expert(u32 task, u64 step);
+  void check_run(u32 task, u64 round);
+  u64 last_live_round(u32 task, u64 round) const;
   void sample_body();
   void rearm_body(u64 step);
   u32 poll(const u32* word);

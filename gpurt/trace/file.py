@@ -84,18 +84,22 @@ def _to_wire(trace: Trace) -> dict[str, Any]:
         "regions": list(trace.regions),
         "task_reads": _to_bytes(trace.task_reads),
         "task_writes": _to_bytes(trace.task_writes),
+        "task_dynamic": np.flatnonzero(trace.task_dynamic).tolist(),
         "requests": [list(astuple(r)) for r in trace.requests],
     }
 
 
 def _from_wire(wire: Mapping[str, Any]) -> Trace:
     nothing = [bytes(8), b""]  # files of version 1 may lack what came later
+    task_op = _integers(wire["task_op"])
+    dynamic = np.zeros(len(task_op), bool)
+    dynamic[list(wire.get("task_dynamic", ()))] = True
     trace = Trace(
         name=str(wire["name"]),
         device=str(wire["device"]),
         workers=int(wire["workers"]),
         operators=tuple(OperatorInfo(*row) for row in wire["operators"]),
-        task_op=_integers(wire["task_op"]),
+        task_op=task_op,
         task_bytes=_integers(wire["task_bytes"]),
         waits=_rows(wire["waits"]),
         producers=_rows(wire["producers"]),
@@ -106,6 +110,7 @@ def _from_wire(wire: Mapping[str, Any]) -> Trace:
         regions=tuple(str(r) for r in wire.get("regions", ())),
         task_reads=_rows(wire.get("task_reads", nothing)),
         task_writes=_rows(wire.get("task_writes", nothing)),
+        task_dynamic=dynamic,
         requests=tuple(RequestInfo(*row) for row in wire.get("requests", ())),
     )
     tasks, ops = len(trace.task_op), len(trace.operators)

@@ -86,7 +86,8 @@ class Trace:
     task_op, task_bytes: by task. waits: counters a task waits for; producers: tasks that signal a
     counter; both as Rows. payload_edges: (producer operator, consumer operator).
     regions: `x[0:16, 0:576] f32`, to which task_reads and task_writes point, Rows by task; empty in
-    a file of an older gpurt. requests: those that are known. dropped: spans that newer ones
+    a file of an older gpurt. task_dynamic: whether a step may do without the task (a slot of an
+    expert that no row chose). requests: those that are known. dropped: spans that newer ones
     overwrote.
     """
 
@@ -105,7 +106,13 @@ class Trace:
     regions: tuple[str, ...] = field(default=(), repr=False)
     task_reads: Rows = field(default_factory=_no_rows, repr=False)
     task_writes: Rows = field(default_factory=_no_rows, repr=False)
+    task_dynamic: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), repr=False)
     requests: tuple[RequestInfo, ...] = ()
+
+    def __post_init__(self) -> None:
+        """What older files do not say: every task runs in every step."""
+        if not len(self.task_dynamic):
+            object.__setattr__(self, "task_dynamic", np.zeros(len(self.task_op), bool))
 
     @staticmethod
     def from_raw(
@@ -148,6 +155,7 @@ class Trace:
             regions=regions,
             task_reads=reads,
             task_writes=writes,
+            task_dynamic=_dynamic(plan),
             requests=requests,
         )
 
@@ -173,9 +181,11 @@ class Trace:
     # ---- for analysis ------------------------------------------------------------------------
     @cached_property
     def whole_steps(self) -> NDArray[np.uint64]:
-        """Numbers of the steps of which every span is here."""
-        numbers, counts = np.unique(self.spans["step"], return_counts=True)
-        whole: NDArray[np.uint64] = numbers[counts == len(self.task_op)].astype(np.uint64)
+        """Numbers of the steps of which every span is here that no step may do without."""
+        needed = self.spans["step"][~self.task_dynamic[self.spans["task"]]]
+        numbers, counts = np.unique(needed, return_counts=True)
+        count = len(self.task_op) - int(self.task_dynamic.sum())
+        whole: NDArray[np.uint64] = numbers[counts == count].astype(np.uint64)
         return whole
 
     @cached_property
@@ -277,6 +287,14 @@ def _rows(lists: Iterable[Sequence[int]]) -> Rows:
     offsets = np.zeros(len(kept) + 1, np.int64)
     np.cumsum([len(r) for r in kept], out=offsets[1:])
     return offsets, np.array(list(itertools.chain.from_iterable(kept)), np.int64)
+
+
+def _dynamic(plan: Plan) -> NDArray[np.bool_]:
+    dynamic = np.zeros(len(plan.tasks), bool)
+    for segment in plan.segments:
+        if getattr(segment, "dynamic", None) is not None:
+            dynamic[segment.begin : segment.end] = True
+    return dynamic
 
 
 def _regions(plan: Plan) -> tuple[tuple[str, ...], Rows, Rows]:

@@ -27,6 +27,7 @@ struct Loader {
   u32 streamed;  // slots whose weights are all under way
   u32 left;      // bytes of slot `streamed` still to copy
   bool is_open;  // slot `streamed`'s record was read
+  bool is_void;  // its slot of experts is not live: a stage without bytes is due
   u64 from;
   u32 issued;  // stages filled
   StageCursor cursor;
@@ -35,7 +36,7 @@ struct Loader {
     source.start(gpurt_program, blockIdx.x);
     fetched = freed = streamed = left = issued = 0;
     from = 0;
-    is_open = false;
+    is_open = is_void = false;
     cursor = {0, 0};
   }
 
@@ -71,9 +72,12 @@ struct Loader {
       if (!mbarrier_test_wait(full, slot_parity(streamed))) return false;
       from = slot_of(streamed).record.stream_base;
       left = slot_of(streamed).record.stream_bytes;
+      if ((slot_of(streamed).record.flags & kTaskExpertStream) != 0 &&
+          !choose_expert(slot_of(streamed)))
+        return false;
       is_open = true;
     }
-    if (left == 0) {
+    if (left == 0 && !is_void) {
       is_open = false;
       ++streamed;
       return true;
@@ -84,11 +88,30 @@ struct Loader {
     const u32 bytes = left < kStageBytes ? left : kStageBytes;
     const u32 full = shared_address(&shared().stage_full[cursor.stage]);
     mbarrier_arrive_expect(full, bytes);
-    bulk_copy_to_shared(shared_address(shared().ring[cursor.stage]), from, bytes, full);
+    if (!is_void)
+      bulk_copy_to_shared(shared_address(shared().ring[cursor.stage]), from, bytes, full);
+    is_void = false;
     from += bytes;
     left -= bytes;
     ++issued;
     cursor.advance();
+    return true;
+  }
+
+  // Whose weights the task streams. False: its decider has not run yet.
+  // A task whose slot is not live gets one stage without bytes, and its body waits for that: else
+  // it could end, and its decider's words change, before they are read here.
+  __device__ bool choose_expert(const Slot& slot) {
+    const TaskRecord& record = slot.record;
+    const Wait decided{record.param[kParamExpertCounter], record.param[kParamExpertSignals]};
+    if (!counter_is_met(counter_address(gpurt_program, decided.counter),
+                        counter_target(gpurt_program, decided, slot.step)))
+      return false;
+    const u32 live = load_relaxed(at<const u32>(record.addr[kAddrLiveSlots]));
+    const u32 expert = load_relaxed(at<const u32>(record.addr[kAddrExpertId]));
+    is_void = record.tile[0] >= live;
+    if (is_void) left = 0;
+    from += u64{expert} * record.param[kParamExpertStride] * 16;
     return true;
   }
 
@@ -153,7 +176,7 @@ struct Watch {
     const TaskSource& source = loader.source;
     const u64 step = holds_none ? source.step : slot_of(loader.freed).step;
     const u64 now = clock_ns();
-    const bool may_wait = holds_none && source.policy != kPolicyReady;
+    const bool may_wait = holds_none && source.policy < kPolicyReady;
     if (may_wait || loader.freed != freed || since_ns == 0 || !is_open(step)) {
       freed = loader.freed;
       since_ns = now;
@@ -204,8 +227,8 @@ struct Watch {
     raise_fault(gpurt_program, fault);
   }
 
-  // A `ready` slot that nobody fills belongs to no task yet: names the first one that lacks an
-  // edge.
+  // A `ready` slot that nobody fills, or a dynamic segment that nobody opens, belongs to no task
+  // yet: names the first one that lacks an edge.
   __device__ static __noinline__ void report_empty_slot(const TaskSource& source, u64 waited_ns) {
     Fault fault = fault_of(kFaultQueueTimeout, source.begin, source.step, waited_ns);
     for (u32 task = source.begin; task < source.end; ++task) {

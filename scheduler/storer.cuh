@@ -7,6 +7,8 @@
 // global clock: an SM's cycle counter, anchored once a step. The global clock is coarse, so single
 // spans are measured in cycles and then scaled.
 #pragma once
+#include "controller.hpp"
+#include "dynamic.hpp"
 #include "queue.hpp"
 #include "stream.cuh"
 #include "trace.hpp"
@@ -139,7 +141,7 @@ __device__ __forceinline__ void push_successors(const u32* successors, u32 count
 }
 
 // All lanes of the storer, converged.
-__device__ __forceinline__ void signal_by_warp(u32 counter, u64 step) {
+__device__ __forceinline__ void signal_by_warp(u32 counter, u64 step, u32 amount = 1) {
   const Program& program = gpurt_program;
   const CounterInfo& info = at<const CounterInfo>(program.counter_infos)[counter];
   u64* word = counter_address(program, counter);
@@ -147,9 +149,10 @@ __device__ __forceinline__ void signal_by_warp(u32 counter, u64 step) {
   bool is_last = false;
   if (threadIdx.x % 32 == 0) {
     if (count == 0) {
-      counter_signal(word);
+      add_release(word, amount);
     } else {
-      is_last = add_acq_rel(word, 1) + 1 == u64{info.signals_per_step} * step_round(program, step);
+      const u64 target = u64{info.signals_per_step} * step_round(program, step);
+      is_last = add_acq_rel(word, amount) + amount == target;
     }
   }
   if (!__any_sync(~0u, is_last)) return;
@@ -158,6 +161,47 @@ __device__ __forceinline__ void signal_by_warp(u32 counter, u64 step) {
   for (u32 begin = 0; begin < count; begin += 32 * kPushesPerLane)
     push_successors(successors + begin, count - begin, step);
   __syncwarp();
+}
+
+// What deciders and compensators do after their body (dynamic.hpp), a warp at a time: absent tasks
+// have a counter for each slot, so one fence serves all adds. False: the block leaves.
+__device__ __noinline__ bool decide_by_warp(const Slot& slot) {
+  const Program& program = gpurt_program;
+  const Decision& decision = decision_of(program, slot.record);
+  const u32 live = live_slots(decision), lane = threadIdx.x % 32;
+  if (live > decision.slots) {
+    if (lane == 0) {
+      Fault fault = {};
+      fault.kind = kFaultCapacity;
+      fault.worker = blockIdx.x;
+      fault.task = slot.record.task_index;
+      fault.step = slot.step;
+      fault.seen = live;
+      fault.needed = decision.slots;
+      raise_fault(program, fault);
+      set_leaving();
+    }
+    __syncwarp();
+    return false;
+  }
+  if (lane == 0) publish(program, decision, slot.step, live);
+  fence_acq_rel_gpu();
+  const Absent* absents = at<const Absent>(program.absents) + decision.absent_begin;
+  const CounterInfo* infos = at<const CounterInfo>(program.counter_infos);
+  for (u32 begin = 0; begin < decision.absent_count; begin += 32) {
+    const bool is_mine = begin + lane < decision.absent_count;
+    const u32 amount = is_mine ? absent_signals(absents[begin + lane], live) : 0;
+    const u32 counter = is_mine ? absents[begin + lane].counter : 0;
+    const bool pushes = amount != 0 && infos[counter].successor_count != 0;
+    if (amount != 0 && !pushes) add_relaxed(counter_address(program, counter), amount);
+    for (u32 rest = __ballot_sync(~0u, pushes); rest != 0; rest &= rest - 1) {
+      const u32 from = __ffs(static_cast<int>(rest)) - 1;
+      const u32 one = __shfl_sync(~0u, counter, from), by = __shfl_sync(~0u, amount, from);
+      signal_by_warp(one, slot.step, by);
+    }
+  }
+  __syncwarp();
+  return true;
 }
 
 __device__ __noinline__ void run_storer() {
@@ -176,7 +220,9 @@ __device__ __noinline__ void run_storer() {
     if (slot.kind == kSlotLeave) break;
     // After a fault a signal would vouch for data that is not there.
     const bool leaves = __any_sync(~0u, is_leaving());
-    if (slot.kind == kSlotTask && !leaves) {
+    bool signals = slot.kind == kSlotTask && !leaves;
+    if (signals && (slot.record.flags & kTaskDecides) != 0) signals = decide_by_warp(slot);
+    if (signals) {
       for (u32 i = 0; i < slot.record.signal_count; ++i)
         signal_by_warp(slot.record.signal[i], slot.step);
       if (traces) spans.add(slot);

@@ -15,7 +15,8 @@ constexpr u32 kSignalsPerTask = 4;  // more counters: the planner coarsens edges
 constexpr u32 kAddrsPerTask = 10;
 constexpr u32 kParamsPerTask = 20;
 constexpr u32 kStopIdsPerRequest = 16;
-constexpr u32 kCounterStride = 64;  // bytes between counters: no two share a cache line on a CPU
+constexpr u32 kProposalsPerSlot = 15;  // a block of 16 rows: the last token, and proposals
+constexpr u32 kCounterStride = 64;     // bytes between counters: no two share a cache line on a CPU
 
 // Element types as bodies see them in their parameters; gpurt/wire.py has the same numbers.
 enum DTypeCode : u32 {
@@ -142,7 +143,10 @@ struct Decision {
 static_assert(sizeof(Decision) == 64);
 
 // ---- step ------------------------------------------------------------------------------------
-enum RowFlags : u32 { kRowSample = 1 };  // this row's logits are wanted
+enum RowFlags : u32 {
+  kRowSample = 1,    // this row's logits are wanted
+  kRowProposal = 2,  // its token is a drafter's proposal: what the row before it may sample
+};
 
 struct RowState {
   u32 token;
@@ -208,10 +212,21 @@ struct RequestOutput {
   u64 first_step;  // number of its first and last step, for traces
   u64 last_step;
   u64 reserved;
+  u32 verify_steps;                 // decode steps with a drafter; stored when the request ends:
+  u32 accepted[kProposalsPerSlot];  // [i]: how many of them committed their proposal i
 };
-static_assert(sizeof(RequestOutput) == 64);
+static_assert(sizeof(RequestOutput) == 128);
 
 constexpr u32 kNoSample = 0xFFFFFFFFu;
+
+// What a drafter proposes to follow one sequence's last token. A drafter is an operator that writes
+// one for every sequence that sampled in the step, after `sample`; advance makes rows of them in
+// the next step. Whatever they hold is safe: a proposal only saves time when the target agrees.
+struct Proposals {
+  u32 count;
+  u32 tokens[kProposalsPerSlot];
+};
+static_assert(sizeof(Proposals) == 64);
 
 // State of one sequence on the device; only advance and admission touch it.
 struct SlotState {
@@ -231,8 +246,10 @@ struct SlotState {
   u32 sample_index;  // where in `sampled` this step's token will be; kNoSample: nowhere
   u64 seed;
   u32 stop_ids[kStopIdsPerRequest];
+  u32 verify_steps;  // as in RequestOutput; touched only where there is a drafter
+  u32 accepted[kProposalsPerSlot];
 };
-static_assert(sizeof(SlotState) == 128);
+static_assert(sizeof(SlotState) == 192);
 
 // ---- control ---------------------------------------------------------------------------------
 enum KernelState : u32 {

@@ -14,6 +14,7 @@ from typing import Any
 from gpurt.body import Body, Param
 from gpurt.buffer import DTYPES, Buffer, DType, Region, Role, u32
 from gpurt.errors import GraphError
+from gpurt.wire import PROPOSALS_PER_SLOT
 
 Operand = Buffer | Region
 
@@ -71,6 +72,8 @@ class Graph:
         if vocab:
             # The one buffer that `sample` writes and `advance` reads; it lies in the StepState.
             self.sampled = self.state("step.sampled", [rows], u32)
+        self.proposals: Buffer | None = None
+        self.proposal_limit = 0
 
     # ---- buffers -----------------------------------------------------------------------------
     def weight(self, name: str, shape: Sequence[int], dtype: DType | str, source: Any) -> Buffer:
@@ -98,6 +101,28 @@ class Graph:
         buffer = self.state(name, shape, dtype)
         self.outputs[name] = buffer
         return buffer
+
+    def draft(self, proposals: int = PROPOSALS_PER_SLOT) -> Buffer:
+        """The state buffer of a drafter: operators that propose what the next step verifies.
+
+        A drafter runs after `sample`. For every slot that sampled a token in the step it writes
+        row [slot] of this buffer, [slots, 16] u32: how many ids it proposes to follow that token,
+        then the ids. Tokens are those of decoding without a drafter whatever it writes; what the
+        step has no row for, what passes the end, and all from an id on that is no token is left
+        out. proposals: the most that one step verifies of a sequence, 1 to 15.
+        Raises: GraphError for another number, without a vocabulary, and for a second drafter.
+        """
+        where = self._path("draft")
+        if not 1 <= proposals <= PROPOSALS_PER_SLOT:
+            msg = f"{proposals} proposals a step - at {where}"
+            raise GraphError(f"{msg} - use 1 to {PROPOSALS_PER_SLOT}")
+        if self.sampled is None:
+            raise GraphError(f"a graph that makes no tokens has no drafter - at {where} - drop it")
+        if self.proposals is not None:
+            raise GraphError(f"a second drafter - at {where} - a graph has one")
+        self.proposals = self.state("step.proposals", [self.slots, 1 + PROPOSALS_PER_SLOT], u32)
+        self.proposal_limit = proposals
+        return self.proposals
 
     # ---- tasks -------------------------------------------------------------------------------
     def task(

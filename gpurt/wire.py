@@ -25,6 +25,7 @@ EXPERT_STRIDE_UNIT = 16
 ADDR_LIVE_SLOTS = ADDRS_PER_TASK - 2
 ADDR_EXPERT_ID = ADDRS_PER_TASK - 1
 STOP_IDS_PER_REQUEST = 16
+PROPOSALS_PER_SLOT = 15
 COUNTER_STRIDE = 64  # bytes between counters
 SPAN_COUNT_STRIDE = 64  # bytes between the span counts of two workers
 NO_SAMPLE = 0xFFFFFFFF
@@ -81,6 +82,7 @@ class RowFlags(IntFlag):
     """Bits of `RowState.flags`."""
 
     SAMPLE = 1
+    PROPOSAL = 2
 
 
 class Phase(IntEnum):
@@ -230,7 +232,7 @@ REQUEST_RECORD = _struct(
 )
 
 REQUEST_OUTPUT = _struct(
-    64,
+    128,
     ("token_count", "u8"),
     ("finish_reason", "u4"),
     ("steps", "u4"),
@@ -240,10 +242,14 @@ REQUEST_OUTPUT = _struct(
     ("first_step", "u8"),
     ("last_step", "u8"),
     ("reserved", "u8"),
+    ("verify_steps", "u4"),
+    ("accepted", "u4", PROPOSALS_PER_SLOT),
 )
 
+PROPOSALS = _struct(64, ("count", "u4"), ("tokens", "u4", PROPOSALS_PER_SLOT))
+
 SLOT_STATE = _struct(
-    128,
+    192,
     ("active", "u4"),
     ("entry", "u4"),
     ("position", "u4"),
@@ -260,6 +266,8 @@ SLOT_STATE = _struct(
     ("sample_index", "u4"),
     ("seed", "u8"),
     ("stop_ids", "u4", STOP_IDS_PER_REQUEST),
+    ("verify_steps", "u4"),
+    ("accepted", "u4", PROPOSALS_PER_SLOT),
 )
 
 FAULT = _struct(
@@ -354,6 +362,7 @@ STRUCTS: dict[str, np.dtype[Any]] = {
     "StepState": STEP_STATE,
     "RequestRecord": REQUEST_RECORD,
     "RequestOutput": REQUEST_OUTPUT,
+    "Proposals": PROPOSALS,
     "SlotState": SLOT_STATE,
     "Fault": FAULT,
     "HostControl": HOST_CONTROL,

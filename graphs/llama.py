@@ -25,11 +25,13 @@ from numpy.typing import NDArray
 from gpurt.buffer import DTYPES, Buffer, f32
 from gpurt.graph import Graph
 from gpurt.graphs.bounds import empty_graph
+from gpurt.graphs.drafters import add_drafter
 from gpurt.graphs.ops.attention import attention
 from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.sample import sample
 from gpurt.graphs.weights import converted, rotary_frequencies, rotary_table, stack
+from gpurt.wire import PROPOSALS_PER_SLOT
 
 if TYPE_CHECKING:
     from gpurt.loaders.model import WeightSource
@@ -112,16 +114,20 @@ def build(
     context: int | None = None,
     kv_dtype: str = "f32",
     weight_dtype: str | None = None,
+    draft: str = "none",
+    proposals: int = PROPOSALS_PER_SLOT,
 ) -> Graph:
     """The Graph of one step.
 
     rows: tokens one step can carry. slots: sequences one step can mix. context: positions of one
     sequence; default: the model's, at most 2048. kv_dtype: f32, bf16 or f16. weight_dtype: f32,
-    f16 or bf16 for all matrices; default: as stored. Weights are read when the plan is loaded.
-    Raises: BoundError if context exceeds the model's; GraphError for an unknown dtype.
+    f16 or bf16 for all matrices; default: as stored. draft: none, or ngram, which proposes up to
+    `proposals` tokens a step. Weights are read when the plan is loaded.
+    Raises: BoundError if context exceeds the model's; GraphError for an unknown dtype or drafter.
     """
     graph = empty_graph(config, "llama.build", rows, slots, context, kv_dtype, weight_dtype)
-    return LlamaBuilder(graph, config, weights, kv_dtype, weight_dtype).build()
+    LlamaBuilder(graph, config, weights, kv_dtype, weight_dtype).build()
+    return add_drafter(graph, draft, proposals)
 
 
 def rope_table(config: LlamaConfig, context: int) -> NDArray[np.float32]:

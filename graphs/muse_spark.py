@@ -36,6 +36,7 @@ from gpurt.graph import Graph
 from gpurt.graphs import weights as read
 from gpurt.graphs.bounds import empty_graph
 from gpurt.graphs.collectives import all_gather, all_reduce
+from gpurt.graphs.drafters import add_drafter
 from gpurt.graphs.ops.attention import attention, ring_pages
 from gpurt.graphs.ops.combine import combine
 from gpurt.graphs.ops.embed import embed
@@ -172,16 +173,15 @@ def build(
     tp_size: int = 1,
     tp_rank: int = 0,
     routing: str = "natural",
+    draft: str = "none",
+    proposals: int = 15,
 ) -> Graph:
-    """The Graph of one step.
+    """The Graph of one step; parameters and errors as in `llama.build`, and beside them:
 
-    rows: tokens one step can carry. slots: sequences one step can mix. context: positions of one
-    sequence; default: the model's, at most 2048. kv_dtype: f32, bf16 or f16. weight_dtype: f32, f16
-    or bf16 for matrices; default: as stored; experts in nvfp4 stay so, the router is always f32.
     page: positions of a cache page. tp_size, tp_rank: one rank's share, collectives looped back.
-    routing: natural, or for benches random or repeat, see ops/route.py. Weights are read when the
-    plan is loaded. Raises: BoundError if context exceeds the model's; GraphError for an unknown
-    dtype or routing, or if the model has no tp_size equal parts.
+    routing: natural, or for benches random or repeat, see ops/route.py. weight_dtype leaves experts
+    in nvfp4 as they are; the router is always f32. Raises also: GraphError for an unknown routing,
+    or if the model has no tp_size equal parts.
     """
     if not 0 <= tp_rank < tp_size or config.kv_heads % tp_size or config.vocab % tp_size:
         msg = f"rank {tp_rank} of {tp_size} for {config.kv_heads} kv heads, vocab {config.vocab}"
@@ -189,7 +189,7 @@ def build(
     graph = empty_graph(config, "muse_spark.build", rows, slots, context, kv_dtype, weight_dtype)
     builder = _Builder(graph, config, weights, kv_dtype, weight_dtype, page, tp_size, tp_rank)
     builder.routing = routing
-    return builder.build()
+    return add_drafter(builder.build(), draft, proposals)
 
 
 def gate_constants(

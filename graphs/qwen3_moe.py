@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 from gpurt.buffer import DTYPES, Buffer, f32
 from gpurt.graph import Graph
 from gpurt.graphs.bounds import empty_graph
+from gpurt.graphs.drafters import add_drafter
 from gpurt.graphs.llama import LlamaBuilder, LlamaConfig
 from gpurt.graphs.ops.combine import combine
 from gpurt.graphs.ops.expert_matvec import expert_matvec
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.route import SOFTMAX, RoutesLayout, route
 from gpurt.graphs.weights import stack, stack_experts
+from gpurt.wire import PROPOSALS_PER_SLOT
 
 if TYPE_CHECKING:
     from gpurt.loaders.model import WeightSource
@@ -64,10 +66,13 @@ def build(
     context: int | None = None,
     kv_dtype: str = "f32",
     weight_dtype: str | None = None,
+    draft: str = "none",
+    proposals: int = PROPOSALS_PER_SLOT,
 ) -> Graph:
     """The Graph of one step; parameters and errors as in `llama.build`. The router is float32."""
     graph = empty_graph(config, "qwen3_moe.build", rows, slots, context, kv_dtype, weight_dtype)
-    return _Builder(graph, config, weights, kv_dtype, weight_dtype).build()
+    _Builder(graph, config, weights, kv_dtype, weight_dtype).build()
+    return add_drafter(graph, draft, proposals)
 
 
 class _Builder(LlamaBuilder):

@@ -1,8 +1,10 @@
 // advance: the last task of every step. It decides what the next step is, with no host in between.
 //
-//   harvest  each sequence's sampled token -> output ring; is the sequence done?
+//   harvest  each sequence's sampled token, and with a drafter all that it accepted -> output ring;
+//            is the sequence done?
 //   admit    queued requests -> free slots
-//   build    rows of the next StepState: decode rows first, then prompt chunks while rows last
+//   build    rows of the next StepState: decode rows first, then prompt chunks while rows last;
+//            what is left is for proposals, which stand behind their sequence's decode row
 //   open     steps_open + 1, or idle = 1: then the controller owns admission
 //
 // Run by ONE thread, after all tasks of its step; the release of steps_open passes on what it
@@ -10,6 +12,7 @@
 // lies in device memory and is read once; host memory is only written, except at admission, for
 // prompt rows, and after a cancel.
 #pragma once
+#include "acceptance.hpp"
 #include "bodies/context.hpp"
 #include "queue.hpp"
 
@@ -31,6 +34,12 @@ GPURT_FN StepSummary* step_summary(const Program& program, u64 step) {
   return at<StepSummary>(program.summaries) + step % program.summary_capacity;
 }
 
+// A graph's drafter, as its advance task names it: argument 1 and parameter 0.
+struct Drafter {
+  const Proposals* proposals;  // by slot; null: there is none
+  u32 limit;                   // of one block
+};
+
 // The reason is stored last: who sees it sees the whole output.
 GPURT_FN void finish_request(const Program& program, u32 entry, u32 reason, u64 step, u32 steps,
                              u64 now_ns) {
@@ -47,36 +56,65 @@ GPURT_FN bool is_stop_id(const SlotState& slot, u32 token) {
   return false;
 }
 
-// Appends this step's token, if the step sampled one. Returns why the sequence ends, or
-// kFinishNone.
-GPURT_FN u32 harvest_token(const Program& program, SlotState& slot, u64 now_ns) {
-  if (slot.sample_index == kNoSample) return kFinishNone;
-  const u32 token = step_sampled(program)[slot.sample_index];
+// Appends one token. Returns why the sequence ends with it, or kFinishNone.
+GPURT_FN u32 append_token(const Program& program, SlotState& slot, u32 token) {
   const u64 ring = u64{slot.entry} * program.context_capacity;
   store_relaxed_system(at<u32>(program.output_tokens) + ring + slot.produced, token);
-  RequestOutput* output = request_output(program, slot.entry);
-  if (slot.produced == 0) output->first_token_ns = now_ns;
   ++slot.produced;
   slot.last_token = token;
-  store_release_system(&output->token_count, slot.produced);
   if ((slot.flags & kRequestIgnoreStop) == 0 && is_stop_id(slot, token)) return kFinishStop;
   const bool is_full = slot.position >= program.context_capacity;
   return slot.produced >= slot.max_tokens || is_full ? kFinishLength : kFinishNone;
 }
 
-GPURT_FN void harvest_slot(const Program& program, SlotState& slot, u64 step, u64 now_ns,
-                           bool cancel_changed) {
+// Goes on, after the token of a block's first row, with those of the rows whose proposals were
+// right, up to the one that ends the sequence.
+GPURT_FN u32 append_accepted(const Program& program, SlotState& slot, u32 reason, bool verifies) {
+  const u32* sampled = step_sampled(program);
+  const u32 accepted = accepted_proposals(step_rows(program), step_sample_rows(program), sampled,
+                                          step_state(program)->sample_count, slot.sample_index);
+  for (u32 i = 0; i < accepted && reason == kFinishNone; ++i) {
+    ++slot.position;  // the proposal's K/V are in place
+    ++slot.accepted[i];
+    reason = append_token(program, slot, sampled[slot.sample_index + i + 1]);
+  }
+  if (verifies) ++slot.verify_steps;
+  return reason;
+}
+
+// Appends what this step sampled, if anything. Returns why the sequence ends, or kFinishNone.
+GPURT_FN u32 harvest_tokens(const Program& program, SlotState& slot, const Drafter& drafter,
+                            u64 now_ns) {
+  if (slot.sample_index == kNoSample) return kFinishNone;
+  RequestOutput* output = request_output(program, slot.entry);
+  const bool verifies = slot.produced != 0;  // the first token comes from the prompt
+  if (slot.produced == 0) output->first_token_ns = now_ns;
+  u32 reason = append_token(program, slot, step_sampled(program)[slot.sample_index]);
+  if (drafter.proposals != nullptr) reason = append_accepted(program, slot, reason, verifies);
+  store_release_system(&output->token_count, slot.produced);
+  return reason;
+}
+
+GPURT_FN void store_acceptance(const Program& program, const SlotState& slot) {
+  RequestOutput* output = request_output(program, slot.entry);
+  output->verify_steps = slot.verify_steps;
+  for (u32 i = 0; i < kProposalsPerSlot; ++i) output->accepted[i] = slot.accepted[i];
+}
+
+GPURT_FN void harvest_slot(const Program& program, SlotState& slot, u64 step,
+                           const Drafter& drafter, u64 now_ns, bool cancel_changed) {
   ++slot.active;
   u32 reason = kFinishNone;
   if (slot.kind == kRequestSteps) {
     if (++slot.produced >= slot.max_tokens) reason = kFinishSteps;
   } else {
-    reason = harvest_token(program, slot, now_ns);
+    reason = harvest_tokens(program, slot, drafter, now_ns);
   }
   if (reason == kFinishNone && cancel_changed &&
       load_acquire_system(&request_record(program, slot.entry)->cancel) != 0)
     reason = kFinishCancelled;
   if (reason == kFinishNone) return;
+  if (drafter.proposals != nullptr) store_acceptance(program, slot);
   finish_request(program, slot.entry, reason, step, slot.active - 1, now_ns);
   slot.active = 0;
 }
@@ -97,6 +135,8 @@ GPURT_FN void fill_slot_state(SlotState& slot, const RequestRecord& request, u32
   slot.sample_index = kNoSample;
   slot.seed = request.seed;
   for (u32 i = 0; i < request.stop_count; ++i) slot.stop_ids[i] = request.stop_ids[i];
+  slot.verify_steps = 0;
+  for (u32 i = 0; i < kProposalsPerSlot; ++i) slot.accepted[i] = 0;
   slot.active = 1;
 }
 
@@ -155,6 +195,62 @@ GPURT_FN void build_decode_row(const Program& program, SlotState& slot, u32 slot
           kRowSample);
 }
 
+// Rows for proposals, and the sequences that have not had their share of them.
+struct Spare {
+  u32 rows;
+  u32 sequences;
+};
+
+// What is left once every sequence has its row or its prompt chunk: a drafter delays nobody's
+// prompt.
+GPURT_FN Spare spare_rows(const Program& program) {
+  const SlotState* slots = at<const SlotState>(program.slots);
+  Spare spare = {program.rows_capacity, 0};
+  for (u32 i = 0; i < program.slot_count; ++i) {
+    const SlotState& slot = slots[i];
+    if (slot.active == 0) continue;
+    u32 wanted = 1;
+    if (slot.position < slot.prompt_tokens) {
+      wanted = slot.prompt_tokens - slot.position;
+      if (wanted > program.prefill_rows) wanted = program.prefill_rows;
+    } else {
+      ++spare.sequences;
+    }
+    spare.rows -= wanted < spare.rows ? wanted : spare.rows;
+  }
+  return spare;
+}
+
+// How many of a slot's proposals are worth a row: not past its last token or the context, and not
+// from one on that is no token at all.
+GPURT_FN u32 usable_proposals(const Program& program, const SlotState& slot,
+                              const Proposals& proposals, u32 limit) {
+  u32 n = proposals.count < kProposalsPerSlot ? proposals.count : kProposalsPerSlot;
+  if (n > limit) n = limit;
+  const u32 to_produce = slot.max_tokens - slot.produced - 1;  // one comes without
+  if (n > to_produce) n = to_produce;
+  const u32 positions = program.context_capacity - slot.position;
+  if (n > positions) n = positions;
+  for (u32 i = 0; i < n; ++i)
+    if (proposals.tokens[i] >= program.vocab_size) return i;
+  return n;
+}
+
+// Behind the decode row of their sequence. Their positions are not the sequence's until accepted.
+GPURT_FN void build_proposal_rows(const Program& program, const SlotState& slot, u32 slot_index,
+                                  const Drafter& drafter, Spare& spare, StepRowCounts& counts) {
+  const Proposals& proposals = drafter.proposals[slot_index];
+  const u32 share = spare.rows / spare.sequences--;
+  const u32 limit = drafter.limit < share ? drafter.limit : share;
+  const u32 n = usable_proposals(program, slot, proposals, limit);
+  for (u32 i = 0; i < n; ++i) {
+    step_sample_rows(program)[counts.samples++] = counts.rows;
+    set_row(step_rows(program)[counts.rows++], proposals.tokens[i], slot_index, slot.position + i,
+            kRowSample | kRowProposal);
+  }
+  spare.rows -= n;
+}
+
 // The next chunk of a prompt; only its last row wants logits.
 GPURT_FN void build_prefill_rows(const Program& program, SlotState& slot, u32 slot_index,
                                  StepRowCounts& counts) {
@@ -183,7 +279,7 @@ GPURT_FN StepRowCounts build_plain(const Program& program) {
   return counts;
 }
 
-GPURT_FN StepRowCounts build_rows(const Program& program, u64 step) {
+GPURT_FN StepRowCounts build_rows(const Program& program, u64 step, const Drafter& drafter) {
   if (program.vocab_size == 0) return build_plain(program);
   StepRowCounts counts = {0, 0};
   SlotState* slots = at<SlotState>(program.slots);
@@ -191,6 +287,8 @@ GPURT_FN StepRowCounts build_rows(const Program& program, u64 step) {
   // With more sequences than rows the first one served rotates, so that none starves.
   const u32 first = n > program.rows_capacity ? static_cast<u32>(step % n) : 0;
   u32 waiting = 0;  // sequences whose prompt is not yet through
+  Spare spare = {0, 0};
+  if (drafter.proposals != nullptr) spare = spare_rows(program);
   for (u32 i = 0; i < n; ++i) {
     const u32 index = first + i < n ? first + i : first + i - n;
     SlotState& slot = slots[index];
@@ -200,6 +298,7 @@ GPURT_FN StepRowCounts build_rows(const Program& program, u64 step) {
       ++waiting;
     } else if (counts.rows < program.rows_capacity) {
       build_decode_row(program, slot, index, counts);
+      if (spare.rows != 0) build_proposal_rows(program, slot, index, drafter, spare, counts);
     }
   }
   for (u32 i = 0; i < n && waiting != 0 && counts.rows < program.rows_capacity; ++i) {
@@ -213,12 +312,13 @@ GPURT_FN StepRowCounts build_rows(const Program& program, u64 step) {
 }
 
 // By whoever owns admission: advance, or the controller while idle. Opens the next step, or sets
-// idle if there is nothing to run.
-GPURT_FN void start_next_step(const Program& program, u64 now_ns) {
+// idle if there is nothing to run. The controller needs no drafter: nothing was decoding.
+GPURT_FN void start_next_step(const Program& program, u64 now_ns,
+                              const Drafter& drafter = {nullptr, 0}) {
   DeviceControl* control = device_control(program);
   const u64 step = load_relaxed(&control->steps_open);
   admit(program, step, now_ns);
-  const StepRowCounts counts = build_rows(program, step);
+  const StepRowCounts counts = build_rows(program, step, drafter);
   if (counts.rows == 0) {
     store_relaxed_system(&host_control(program)->idle_since_ns, now_ns);
     store_release(&control->idle, 1);
@@ -246,7 +346,8 @@ GPURT_FN void start_next_step(const Program& program, u64 now_ns) {
   store_release(&control->steps_open, step + 1);
 }
 
-GPURT_FN void advance(const Program& program) {
+// record: of the advance task.
+GPURT_FN void advance(const Program& program, const TaskRecord& record) {
   DeviceControl* control = device_control(program);
   const u64 now_ns = clock_ns();
   const u64 step = load_relaxed(&control->steps_open) - 1;
@@ -254,11 +355,13 @@ GPURT_FN void advance(const Program& program) {
   const u32 cancel_count = load_acquire(&control->mirror_cancel);
   const bool cancel_changed = cancel_count != control->cancel_seen;
   if (cancel_changed) control->cancel_seen = cancel_count;
+  const Drafter drafter = {at<const Proposals>(record.addr[1]), record.param[0]};
   SlotState* slots = at<SlotState>(program.slots);
   for (u32 i = 0; i < program.slot_count; ++i)
-    if (slots[i].active != 0) harvest_slot(program, slots[i], step, now_ns, cancel_changed);
+    if (slots[i].active != 0)
+      harvest_slot(program, slots[i], step, drafter, now_ns, cancel_changed);
   store_relaxed_system(&host_control(program)->heartbeat, step_round(program, step));
-  start_next_step(program, now_ns);
+  start_next_step(program, now_ns, drafter);
 }
 
 }  // namespace gpurt

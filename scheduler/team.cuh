@@ -119,7 +119,7 @@ __device__ __noinline__ void run_cold(u32 turn) {
   const Program& program = gpurt_program;
   if ((slot.record.flags & kTaskAdvance) != 0) {
     // A step that failed is never harvested: its tokens are not what the model said.
-    if (threadIdx.x == 0 && !is_leaving()) advance(program);
+    if (threadIdx.x == 0 && !is_leaving()) advance(program, slot.record);
   } else {
     const BodyContext context{&program,
                               step_state(program),

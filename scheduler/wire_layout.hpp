@@ -34,11 +34,12 @@ namespace gpurt {
   X(top_p) X(stop_count) X(seed) X(cancel) X(reserved) X(stop_ids)
 #define GPURT_FIELDS_RequestOutput(X) \
   X(token_count) X(finish_reason) X(steps) X(begin_ns) X(first_token_ns) X(end_ns) \
-  X(first_step) X(last_step) X(reserved)
+  X(first_step) X(last_step) X(reserved) X(verify_steps) X(accepted)
+#define GPURT_FIELDS_Proposals(X) X(count) X(tokens)
 #define GPURT_FIELDS_SlotState(X) \
   X(active) X(entry) X(position) X(prompt_tokens) X(produced) X(max_tokens) \
   X(last_token) X(kind) X(flags) X(stop_count) X(temperature) X(top_k) X(top_p) \
-  X(sample_index) X(seed) X(stop_ids)
+  X(sample_index) X(seed) X(stop_ids) X(verify_steps) X(accepted)
 #define GPURT_FIELDS_Fault(X) \
   X(kind) X(worker) X(task) X(counter) X(step) X(seen) X(needed) X(waited_ns) X(detail)
 #define GPURT_FIELDS_HostControl(X) \
@@ -64,7 +65,7 @@ namespace gpurt {
 #define GPURT_STRUCTS(X) \
   X(Wait) X(TaskRecord) X(Segment) X(CounterInfo) X(Cursor) X(Published) X(Absent) \
   X(Decision) X(RowState) X(StepState) \
-  X(RequestRecord) X(RequestOutput) X(SlotState) X(Fault) X(HostControl) \
+  X(RequestRecord) X(RequestOutput) X(Proposals) X(SlotState) X(Fault) X(HostControl) \
   X(DeviceControl) X(Span) X(StepSummary) X(Program)
 // clang-format on
 
@@ -87,12 +88,12 @@ inline pybind11::dict wire_layout() {
 // clang-format off
 #define GPURT_CONSTANTS(X) \
   X(kWaitsPerTask) X(kSignalsPerTask) X(kAddrsPerTask) X(kParamsPerTask) \
-  X(kStopIdsPerRequest) X(kCounterStride) X(kSpanCountStride) X(kNoSample) X(kF32) \
+  X(kStopIdsPerRequest) X(kProposalsPerSlot) X(kCounterStride) X(kSpanCountStride) X(kNoSample) X(kF32) \
   X(kF16) X(kBf16) X(kI32) X(kU32) X(kU8) X(kQ41) X(kQ80) X(kNvfp4) X(kTaskAdvance) \
   X(kTaskPayloadIn) X(kTaskPayloadOut) X(kTaskRearm) X(kTaskDecides) X(kTaskExpertStream) \
   X(kPublishedPerDecision) X(kPlaceEnd) X(kParamDecision) X(kParamExpertSignals) \
   X(kParamExpertCounter) X(kParamExpertStride) X(kAddrLiveSlots) X(kAddrExpertId) X(kPolicyStatic) X(kPolicyClaim) \
-  X(kPolicyReady) X(kPolicyDynamic) X(kRowSample) X(kPhasePlain) X(kPhasePrefill) X(kPhaseDecode) \
+  X(kPolicyReady) X(kPolicyDynamic) X(kRowSample) X(kRowProposal) X(kPhasePlain) X(kPhasePrefill) X(kPhaseDecode) \
   X(kRequestSteps) X(kRequestGenerate) X(kFinishNone) X(kFinishStop) X(kFinishLength) \
   X(kFinishCancelled) X(kFinishFault) X(kFinishSteps) X(kRequestIgnoreStop) \
   X(kKernelAbsent) X(kKernelRunning) X(kKernelEnding) X(kFaultNone) X(kFaultEdgeTimeout) \

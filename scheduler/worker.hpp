@@ -126,7 +126,7 @@ class Worker {
     }
     if ((record.flags & kTaskAdvance) != 0) {
       controller_mirror(program_);
-      advance(program_);
+      advance(program_, record);
       platform_.step_opened();
     } else if (const u32 kind = platform_.run_body(record, step); kind != kFaultNone) {
       report_body(record, step, kind);

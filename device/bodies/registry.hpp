@@ -28,6 +28,7 @@
 #include "combine.hpp"
 #endif
 #include "collect.hpp"
+#include "draft_ngram.hpp"
 #include "publish.hpp"
 
 namespace gpurt {
@@ -65,6 +66,7 @@ inline constexpr HostBodyEntry kHostBodies[] = {
 #endif
     {"publish", &publish::run},
     {"collect", &collect::run},
+    {"draft_ngram", &draft_ngram::run},
 };
 
 // Null if there is no such body.

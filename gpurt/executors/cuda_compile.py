@@ -26,7 +26,10 @@ GENERATED = "bodies.gen.cuh"
 KERNEL_SOURCE = "persistent.cu"
 ENTRY = "gpurt_persistent"
 PROGRAM_SYMBOL = "gpurt_program"
-BUILT_IN = ("noop", "matvec", "embed", "attention", "sample", "rearm", "publish", "collect")
+BUILT_IN = (
+    *("noop", "matvec", "embed", "attention", "sample", "rearm", "publish", "collect"),
+    "draft_ngram",
+)
 STAGE_BYTES = 32768  # kStageBytes of device/shared_memory.cuh
 SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes there, by team
 SLOT_BYTES = 3072  # slots and barriers there, rounded up

@@ -66,7 +66,8 @@ def plan(
         draft.next_generated()
         draft.append(*rearm)
         lists.place(rearm[0])
-    sampled = graph.sampled
+    sampled, proposals = graph.sampled, graph.proposals
+    made = [b for b in (sampled, proposals) if b is not None]
     advance = DraftOp(
         draft.next_generated(),
         "advance",
@@ -74,11 +75,11 @@ def plan(
         "plan.advance",
         0,
         last,
-        (None if sampled is None else (sampled.index, 0),),
-        (),
+        (None if sampled is None else (sampled.index, 0), *((b.index, 0) for b in made[1:])),
+        () if proposals is None else (graph.proposal_limit,),
         TASK_ADVANCE,
     )
-    reads = () if sampled is None else ((sampled.index, sampled.whole.bounds),)
+    reads = tuple((b.index, b.whole.bounds) for b in made)
     task = DraftTask(advance, (0, 0, 0, 0), reads, cost_ns=task_ns(0, target))
     schedule.add_advance(draft, lists, advance, task)
     dynamic.settle(draft)

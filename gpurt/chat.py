@@ -213,6 +213,8 @@ def stats_line(stats: Any) -> str:
         parts.append(f"first after {stats.time_to_first_token_ms:.1f} ms")
     if stats.tokens_per_second is not None:
         parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
+    if stats.accepted_per_step is not None:
+        parts.append(f"{stats.accepted_per_step:.2f} tokens a step")
     launches = "no launch" if stats.launches == 0 else f"{stats.launches} launch"
     return ", ".join([*parts, launches])
 

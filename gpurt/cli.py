@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import gpurt
+from gpurt.cli_trace import trace_app
 from gpurt.errors import CacheWarning, ConfigError, GpurtError, TraceError
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ app = typer.Typer(
     help="A whole LLM request as one task graph that lives on the device.",
 )
 
+app.add_typer(trace_app, name="trace")
+
 ModelName = Annotated[
     str, typer.Option("--model", help="smollm2, a .gguf file, or a Hugging Face folder.")
 ]
@@ -47,6 +50,7 @@ PolicyText = Annotated[
 Edges = Annotated[str, typer.Option(help="counter, payload or auto.")]
 Rows = Annotated[int | None, typer.Option(help="Rows of one step; default 16.")]
 Context = Annotated[int | None, typer.Option(help="Positions of one sequence.")]
+Draft = Annotated[str, typer.Option(help="Who proposes tokens ahead: none, or ngram.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default 256.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="0 is off.")]
@@ -86,6 +90,7 @@ def run(
     edges: Edges = "auto",
     rows: Rows = None,
     context: Context = None,
+    draft: Draft = "none",
     trace: TraceFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -102,7 +107,7 @@ def run(
         stop_ids = session.model.stop_ids
         sampling = Sampling(budget, temperature, top_k, top_p, seed, stop_ids, ignore_eos)
         sampling.check(session.model.config.vocab)
-        session.prepare(rows, context, len(ids) + budget)
+        session.prepare(rows, context, len(ids) + budget, draft)
         request = session.runtime.submit(
             session.graph,
             ids,
@@ -116,7 +121,7 @@ def run(
         )
         reply = _stream(session, request, stop or [], quiet=as_json, chat=chat)
         if as_json:
-            _print_json(_run_record(session, ids, reply))
+            _print_json(_run_record(session, ids, reply, draft))
         else:
             _show_stats(request)
         if trace is not None:
@@ -139,6 +144,7 @@ def chat(
     edges: Edges = "auto",
     rows: Rows = None,
     context: Context = None,
+    draft: Draft = "none",
     trace: TraceFile = None,
 ) -> None:
     """Talk; /help lists the commands."""
@@ -153,7 +159,7 @@ def chat(
         stop_ids = session.model.stop_ids
         sampling = Sampling(max_tokens or 1, temperature, top_k, top_p, seed, stop_ids)
         sampling.check(session.model.config.vocab)
-        session.prepare(rows, context, 0)
+        session.prepare(rows, context, 0, draft)
         options = ChatOptions(max_tokens, temperature, top_k, top_p, seed, stop or [], system)
         talk = Chat(session.runtime, session.model, session.graph, options, sys.stdout)
         if sys.stdin.isatty():
@@ -161,29 +167,6 @@ def chat(
         talk.run(input_lines("> "))
         if trace is not None and talk.last is not None:
             talk.last.trace().save(trace)
-
-
-@app.command(name="trace")
-def trace_command(
-    file: Annotated[Path, typer.Argument(help="What gpurt run --trace wrote.")],
-    perfetto: Annotated[Path | None, typer.Option(help="Write JSON for Perfetto here.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show a trace: timeline, utilisation, operators, longest waits, critical path."""
-    from gpurt.trace import Trace
-    from gpurt.trace.perfetto import write_perfetto
-    from gpurt.trace.view import show, summary
-
-    trace = Trace.load(file)
-    if perfetto is not None:
-        write_perfetto(trace, perfetto)
-        _note(f"wrote {perfetto}")
-    if as_json:
-        _print_json(summary(trace))
-    elif perfetto is None:
-        from rich.console import Console
-
-        show(trace, Console())
 
 
 @app.command()
@@ -196,6 +179,7 @@ def plan(
     team_warps: Annotated[int, typer.Option(help="Warps of a GPU worker: 16 or 1.")] = 16,
     rows: Rows = None,
     context: Context = None,
+    draft: Draft = "none",
     save: Annotated[Path | None, typer.Option(help="Write the plan file here.")] = None,
 ) -> None:
     """Print a model's plan for a device, present or not."""
@@ -208,7 +192,8 @@ def plan(
     target = plan_target(device, workers, team_warps)
     chosen, kind_of_edges = check_policy(parse_policy(policy)), check_edges(edges)
     with ProgressBars() as bars:
-        graph = model_graph(load_model(model, bars), target.kind, rows=rows, context=context)
+        loaded = load_model(model, bars)
+        graph = model_graph(loaded, target.kind, rows=rows, context=context, draft=draft)
         made = make_plan(graph, target, policy=chosen, edges=kind_of_edges)
     if save is not None:
         made.save(save)
@@ -301,11 +286,12 @@ class _Session:
         for notice in self.model.notices:
             _note(notice)
 
-    def prepare(self, rows: int | None, context: int | None, need: int) -> None:
+    def prepare(self, rows: int | None, context: int | None, need: int, draft: str) -> None:
         from gpurt.serving import model_graph
 
         kind = self.runtime.config.target.kind
-        self.graph = model_graph(self.model, kind, rows=rows, context=context, need=need)
+        bounds = {"rows": rows, "context": context}
+        self.graph = model_graph(self.model, kind, **bounds, need=need, draft=draft)
         with self._bars:
             self.runtime.prepare(self.graph, progress=self._bars)
 
@@ -333,7 +319,7 @@ def _stream(
     return reply
 
 
-def _run_record(session: _Session, ids: list[int], reply: Reply) -> dict[str, Any]:
+def _run_record(session: _Session, ids: list[int], reply: Reply, draft: str) -> dict[str, Any]:
     stats = reply.request.stats
     return {
         "text": reply.text if session.model.tokenizer is not None else None,
@@ -347,6 +333,11 @@ def _run_record(session: _Session, ids: list[int], reply: Reply) -> dict[str, An
         "device": session.runtime.config.device,
         "model": session.name,
         "launches": stats.launches,
+        "draft": draft,
+        "accepted_per_step": stats.accepted_per_step,
+        "accepted_by_position": stats.accepted_by_position,
+        "draft_ms": stats.draft_ms,
+        "verify_ms": stats.verify_ms,
     }
 
 

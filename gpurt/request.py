@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.errors import BoundError, GpurtError, RequestError
+from gpurt.errors import BoundError, ClosedError, GpurtError, RequestError, TraceError
 from gpurt.wire import STOP_IDS_PER_REQUEST
 
 if TYPE_CHECKING:
@@ -64,6 +64,11 @@ class Stats:
 
     time_to_first_token_ms: from submit to the first token, None before it. tokens_per_second: of
     the tokens after the first. launches: kernel launches made for it, 0 or 1.
+
+    With a drafter, once the request is done: accepted_per_step: tokens committed by a step that
+    verified, the target's own one included. accepted_by_position: in which share of these steps
+    proposal 1, 2, ... was committed; 1 and their sum make accepted_per_step. draft_ms, verify_ms:
+    of such a step, what its drafter took, and all the rest; None if no trace says it.
     """
 
     prompt_tokens: int
@@ -72,6 +77,10 @@ class Stats:
     launches: int
     time_to_first_token_ms: float | None
     tokens_per_second: float | None
+    accepted_per_step: float | None = None
+    accepted_by_position: tuple[float, ...] | None = None
+    draft_ms: float | None = None
+    verify_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,9 @@ class Request:
         self.steps = 0
         self.first_step = 0
         self.last_step = 0
+        self.verify_steps = 0  # decode steps with a drafter
+        self.accepted: list[int] = []  # how many of them committed proposal 1, 2, ...
+        self._draft_times: tuple[float | None, float | None] | None = None
         self.timing = Timing(submit_ns=time.monotonic_ns())
         self._session = session
         self._owner = owner
@@ -168,6 +180,10 @@ class Request:
             first_ms = (timing.first_seen_ns - timing.submit_ns) / 1e6
         elif timing.first_token_ns and timing.begin_ns:
             first_ms = (timing.first_token_ns - timing.begin_ns) / 1e6
+        shares = None
+        if self.verify_steps:
+            shares = tuple(n / self.verify_steps for n in self.accepted)
+        draft_ms, verify_ms = self._times() if shares is not None else (None, None)
         return Stats(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=count,
@@ -175,6 +191,10 @@ class Request:
             launches=self.launches,
             time_to_first_token_ms=first_ms,
             tokens_per_second=self._rate(count),
+            accepted_per_step=None if shares is None else 1 + sum(shares),
+            accepted_by_position=shares,
+            draft_ms=draft_ms,
+            verify_ms=verify_ms,
         )
 
     def trace(self) -> Trace:
@@ -185,6 +205,17 @@ class Request:
         return self._session.trace_of(self)
 
     # ---- helpers -----------------------------------------------------------------------------
+    def _times(self) -> tuple[float | None, float | None]:
+        """Of a verify step, drafting and the rest in ms; asked of the trace once."""
+        if self._draft_times is None:
+            from gpurt.trace.draft import draft_times
+
+            try:
+                self._draft_times = draft_times(self.trace())
+            except (TraceError, ClosedError):
+                self._draft_times = None, None
+        return self._draft_times
+
     def _rate(self, count: int) -> float | None:
         if count < 2:
             return None

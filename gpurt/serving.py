@@ -55,12 +55,18 @@ class Prompt:
 
 
 def model_graph(
-    model: Model, kind: str, *, rows: int | None = None, context: int | None = None, need: int = 0
+    model: Model,
+    kind: str,
+    *,
+    rows: int | None = None,
+    context: int | None = None,
+    need: int = 0,
+    draft: str = "none",
 ) -> Graph:
     """The graph of a model for "host" or "cuda".
 
     context None: 2048, or as much as `need` positions ask for, within the model's own bound.
-    Raises: BoundError naming both numbers.
+    draft: the drafter, by name. Raises: BoundError naming both numbers, GraphError for the drafter.
     """
     bound = model.config.context
     if context is None:
@@ -77,6 +83,7 @@ def model_graph(
         # The tensor cores take bf16; the host reads blocks as they are stored.
         weight_dtype="bf16" if kind == "cuda" else None,
         kv_dtype="bf16" if kind == "cuda" else "f32",
+        draft=draft,
     )
     return graph
 

@@ -305,6 +305,8 @@ class Session:
         request.steps = int(output["steps"])
         request.first_step = int(output["first_step"])
         request.last_step = int(output["last_step"])
+        request.verify_steps = int(output["verify_steps"])
+        request.accepted = output["accepted"][: self.graph.proposal_limit].tolist()
         if error is None and reason == "steps":
             request.outputs = {
                 name: from_storage(self.executor.read(name), buffer.dtype)

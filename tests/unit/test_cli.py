@@ -30,6 +30,11 @@ JSON_KEYS = [
     "device",
     "model",
     "launches",
+    "draft",
+    "accepted_per_step",
+    "accepted_by_position",
+    "draft_ms",
+    "verify_ms",
 ]
 
 

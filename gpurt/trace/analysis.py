@@ -22,6 +22,7 @@ from gpurt.errors import TraceError
 from gpurt.trace.trace import PHASES, Trace, end_ns
 
 SPLIT_NAMES = ("compute", "stall", "wait", "idle", "tail")
+PATH_NAMES = ("compute", "stall", "hop", "worker", "open")
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,31 @@ def critical_path(trace: Trace, step: int) -> NDArray[Any]:
     return spans[path[::-1]]
 
 
+def path_parts(trace: Trace, step: int) -> dict[str, float]:
+    """Where the critical path spent its step, by PATH_NAMES in nanoseconds, without a rest.
+
+    open: until the first task ran; hop: from a signal to the start that waited for it; worker: from
+    the end of the task before on the same worker.
+    """
+    low, _ = step_window(trace, step)
+    parts = dict.fromkeys(PATH_NAMES, 0.0)
+    reached, before = low, -1
+    for span in critical_path(trace, step):
+        met, ended = int(span["begin_ns"]) + int(span["wait_ns"]), _end(span)
+        gap = max(0, met - reached)
+        run = max(0, ended - max(met, reached))
+        if before < 0:
+            parts["open"] += gap
+        else:
+            waited = before in trace.producers_of(int(span["task"]))
+            parts["hop" if waited else "worker"] += gap
+        stall = min(int(span["stall_ns"]), run)
+        parts["stall"] += stall
+        parts["compute"] += run - stall
+        reached, before = max(reached, ended), int(span["task"])
+    return parts
+
+
 def operator_name(trace: Trace, op: int) -> str:
     """An operator's path without the graph's name: `layers[3].attn.q`."""
     info = trace.operators[op]
@@ -234,14 +260,20 @@ def operator_key(path: str, graph_name: str) -> str:
 
 # ---- helpers ---------------------------------------------------------------------------------
 def _split_one(spans: NDArray[Any], low: int, high: int) -> NDArray[np.float64]:
-    """One worker's window, in the order of SPLIT_NAMES."""
+    """One worker's window, in the order of SPLIT_NAMES.
+
+    A clock that is rounded, or read by two threads, can let a span begin before the one before it
+    ended; what they share counts for the first.
+    """
     if not len(spans):
         return np.array([0, 0, 0, 0, high - low], np.float64)
-    claimed = np.clip(spans["begin_ns"], low, high)
-    met = np.clip(spans["begin_ns"] + spans["wait_ns"], low, high)
     ended = np.clip(end_ns(spans), low, high)
+    before = np.maximum.accumulate(np.concatenate([[low], ended[:-1]]))
+    claimed = np.maximum(np.clip(spans["begin_ns"], low, high), before)
+    met = np.maximum(np.clip(spans["begin_ns"] + spans["wait_ns"], low, high), claimed)
+    ended = np.maximum(ended, met)
     run, wait = int((ended - met).sum()), int((met - claimed).sum())
-    stall = min(int(spans["stall_ns"].sum()), run)
+    stall = int(np.minimum(spans["stall_ns"], ended - met).sum())
     tail = high - int(ended.max())
     idle = (high - low) - run - wait - tail
     return np.array([run - stall, stall, wait, idle, tail], np.float64)

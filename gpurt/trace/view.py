@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpurt.trace import analysis
+from gpurt.trace.edges import EdgeRow, edge_rows
 from gpurt.trace.trace import PHASES, Trace, end_ns
 
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red", "bright_cyan", "bright_green")
@@ -45,10 +46,12 @@ def summary(trace: Trace, waits: int = 10) -> dict[str, Any]:
         "split": _shares(parts.sum(axis=0)),
         "utilisation": [round(float(u), 4) for u in _utilisation(parts)],
         "operators": [asdict(r) for r in analysis.operators(trace)],
+        "edges": [asdict(r) for r in _edge_rows(trace)],
         "longest_waits": [asdict(w) for w in analysis.longest_waits(trace, waits)],
         "critical_path": {
             "step": step,
             "step_us": (high - low) / 1e3,
+            "parts_us": {k: v / 1e3 for k, v in analysis.path_parts(trace, step).items()},
             "tasks": [_path_entry(trace, s) for s in trace.critical_path(step)],
         },
     }
@@ -179,10 +182,9 @@ def _waits(trace: Trace) -> RenderableType:
 def _critical(trace: Trace, step: int) -> RenderableType:
     path = trace.critical_path(step)
     low, high = analysis.step_window(trace, step)
-    run = int(path["run_ns"].sum())
-    head = (
-        f"critical path of step {step}: {len(path)} tasks, {run / 1e3:.1f} us of"
-        f" {(high - low) / 1e3:.1f} us run; the rest are hops and waits"
+    parts = analysis.path_parts(trace, step)
+    head = f"critical path of step {step}: {len(path)} tasks, {(high - low) / 1e3:.1f} us = " + (
+        " + ".join(f"{name} {ns / 1e3:.1f}" for name, ns in parts.items())
     )
     table = _table(head, ("operator", "tasks", "run us", "share of step"), left=("operator",))
     keys = [analysis.operator_key(trace.operators[int(o)].path, trace.name) for o in path["op"]]
@@ -198,6 +200,11 @@ def _critical(trace: Trace, step: int) -> RenderableType:
 
 
 # ---- helpers ---------------------------------------------------------------------------------
+def _edge_rows(trace: Trace) -> list[EdgeRow]:
+    keys = [analysis.operator_key(o.path, trace.name) for o in trace.operators]
+    return edge_rows(trace, analysis.whole_steps(trace), keys)
+
+
 def _table(title: str, names: Iterable[str], left: Iterable[str]) -> Table:
     """Numbers to the right and whole; where the terminal is narrow, names give way."""
     shape = box.SIMPLE_HEAD

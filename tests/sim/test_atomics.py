@@ -29,10 +29,10 @@ def compile_ptx(source: str, arch: str) -> str:
     options = [b"--std=c++20", f"--gpu-architecture={arch}".encode(), include]
     (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     size = nvrtc.nvrtcGetProgramLogSize(program)[1]
-    log = b" " * size
+    log = bytearray(size)  # not b" " * size: of size 1 that is Python's one and only b" "
     nvrtc.nvrtcGetProgramLog(program, log)
     assert result == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-    ptx = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
+    ptx = bytearray(nvrtc.nvrtcGetPTXSize(program)[1])
     nvrtc.nvrtcGetPTX(program, ptx)
     return ptx.decode()
 

@@ -1,0 +1,1 @@
+"""Benches, fixtures and other tools of the people who work on gpurt."""

@@ -1,0 +1,1 @@
+"""Benches: a line a case beside its ceiling, JSON last."""

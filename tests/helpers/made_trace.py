@@ -22,13 +22,14 @@ LAYER_OPS = (
 )
 
 
-def made_operators(layers: int):
+def made_operators(layers: int, slower: dict[str, int]):
     """(info, tiles, run ns, bytes) in program order."""
     rows = [("embed", "embed", "made.embed", 0, 1, 1200, 0)]
     for layer in range(layers):
         for name, body, tiles, run, size in LAYER_OPS:
             path = f"made.layers[{layer}].{name}"
-            rows.append((f"layers[{layer}].{name}", body, path, layer, tiles, run, size))
+            run_ns = run + slower.get(name, 0)
+            rows.append((f"layers[{layer}].{name}", body, path, layer, tiles, run_ns, size))
     last = layers - 1
     rows.append(("head.logits", "matvec", "made.head.logits", last, 0, 9800, 310_000))
     rows.append(("head.sample", "sample", "made.head.sample", last, 1, 2100, 0))
@@ -36,10 +37,19 @@ def made_operators(layers: int):
     return [(OperatorInfo(*row[:4]), *row[4:]) for row in rows]
 
 
-def made_trace(workers: int = 132, layers: int = 16, steps: int = 4, seed: int = 1) -> Trace:
-    """A trace of `steps` whole steps: the first prefill, the rest decode, two requests."""
+def made_trace(
+    workers: int = 132,
+    layers: int = 16,
+    steps: int = 4,
+    seed: int = 1,
+    slower: dict[str, int] | None = None,
+) -> Trace:
+    """A trace of `steps` whole steps: the first prefill, the rest decode, two requests.
+
+    slower: nanoseconds that each task of an operator takes longer, by its name in LAYER_OPS.
+    """
     rng = np.random.default_rng(seed)
-    operators = made_operators(layers)
+    operators = made_operators(layers, slower or {})
     tiles = [count or workers for _, count, _, _ in operators]
     first = np.concatenate([[0], np.cumsum(tiles)])
     parts: list[np.ndarray] = []

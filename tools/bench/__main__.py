@@ -1,6 +1,6 @@
 """All benches that this machine can run, one after another; the last line is one JSON object.
 
-    python -m tools.bench [NAME ...]        names: host_bodies smollm2_host chain dispatch smollm2_gpu
+    python -m tools.bench [NAME ...]   names: host_bodies smollm2_host; chain dispatch smollm2_gpu
 
 Each bench is a process of its own: none warms or disturbs another, and one that fails is reported
 and does not stop the rest (exit code 1 then). Those that need a GPU are left out without one.

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpurt.body import Target
+from gpurt.buffer import Buffer
 from gpurt.errors import PlanError
 from gpurt.graph import Graph
 from gpurt.plan import PLAN_VERSION, TASK_ADVANCE, Plan, Policy
@@ -66,20 +67,8 @@ def plan(
         draft.next_generated()
         draft.append(*rearm)
         lists.place(rearm[0])
-    sampled, proposals = graph.sampled, graph.proposals
-    made = [b for b in (sampled, proposals) if b is not None]
-    advance = DraftOp(
-        draft.next_generated(),
-        "advance",
-        "advance",
-        "plan.advance",
-        0,
-        last,
-        (None if sampled is None else (sampled.index, 0), *((b.index, 0) for b in made[1:])),
-        () if proposals is None else (graph.proposal_limit,),
-        TASK_ADVANCE,
-    )
-    reads = tuple((b.index, b.whole.bounds) for b in made)
+    advance = _advance(graph, draft, last)
+    reads = tuple((b.index, b.whole.bounds) for b in _made(graph))
     task = DraftTask(advance, (0, 0, 0, 0), reads, cost_ns=task_ns(0, target))
     schedule.add_advance(draft, lists, advance, task)
     dynamic.settle(draft)
@@ -104,6 +93,28 @@ def plan(
     )
     check_plan(result)
     return result
+
+
+def _made(graph: Graph) -> list[Buffer]:
+    """What a step makes that `advance` takes."""
+    return [b for b in (graph.sampled, graph.proposals) if b is not None]
+
+
+def _advance(graph: Graph, draft: Draft, policy: Policy) -> DraftOp:
+    """The generated end of a step."""
+    sampled = graph.sampled
+    further = [(b.index, 0) for b in _made(graph)[1:]]
+    return DraftOp(
+        draft.next_generated(),
+        "advance",
+        "advance",
+        "plan.advance",
+        0,
+        policy,
+        (None if sampled is None else (sampled.index, 0), *further),
+        () if graph.proposals is None else (graph.proposal_limit,),
+        TASK_ADVANCE,
+    )
 
 
 def _lower(

@@ -8,9 +8,9 @@ What must hold for every number of live slots, from none to all:
               which are absent with it
     decision  the decider wrote the count, nobody changes it before the last reader
 
-Then whatever precedes a task through absent ones precedes it in every step: replace on the path the
-absent tasks by the compensator of the first of them. So check_order's proof, made as if all tasks
-were there, covers every step. Family: the tasks of all dynamic segments of one decider.
+Then whatever precedes a task through absent ones precedes it through their compensators in every
+step (scheduler/DESIGN.md has the proof). So check_order's proof, made as if all tasks were there,
+covers every step. Family: the tasks of all dynamic segments of one decider.
 """
 
 from __future__ import annotations

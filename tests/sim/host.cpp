@@ -158,6 +158,17 @@ void World::check_end(const Script& script, const RequestOutput& output, u32 rea
   if (!is_whole) fail("a request ends without all of its tokens");
   if (script.steps != 0 && output.steps != script.steps) fail("a wrong number of steps");
   if (output.last_step < output.first_step) fail("a request ends before it begins");
+  if (model_->proposals != nullptr) check_acceptance(script, output);
+}
+
+// Every token but the first came from a step that verified, or was one of its proposals.
+void World::check_acceptance(const Script& script, const RequestOutput& output) {
+  u32 tokens = 1 + output.verify_steps;
+  for (u32 i = 0; i < kProposalsPerSlot; ++i) {
+    if (i > 0 && output.accepted[i] > output.accepted[i - 1]) fail("accepted out of order");
+    tokens += output.accepted[i];
+  }
+  if (tokens != script.seen) fail("a request's accepted proposals do not add up to its tokens");
 }
 
 void World::check_output(Script& script, u32 index) {

@@ -40,7 +40,14 @@ Model::Model(const Case& kind, Random& random, Memory& memory)
     const u32 sample = new_task(Body::kSample);
     const std::vector<u32> open = unwaited();
     for (u32 i = 0; i < open.size() && i < 3; ++i) wait_on(sample, open[i]);
-    signal_from(sample, new_counter());
+    const u32 sampled = new_counter();
+    signal_from(sample, sampled);
+    if (kind_.drafts) {
+      proposals = array<Proposals>("proposals", program->slot_count);
+      const u32 draft = new_task(Body::kDraft);
+      wait_on(draft, sampled);
+      signal_from(draft, new_counter());
+    }
   }
   join_sinks();
   if (kind_.bulk_signals) draw_bulk_signals();
@@ -181,6 +188,9 @@ void Model::join_sinks() {
   const u32 advance = new_task(Body::kNoop);
   records_[advance].flags |= kTaskAdvance;
   for (const u32 counter : open) wait_on(advance, counter);
+  if (proposals == nullptr) return;
+  records_[advance].addr[1] = address_of(proposals);
+  records_[advance].param[0] = random_.between(1, kProposalsPerSlot);
 }
 
 void Model::draw_segments() {

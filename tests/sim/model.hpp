@@ -16,8 +16,8 @@
 
 namespace gpurt::sim {
 
-enum class Body : u16 { kNoop, kData, kSample, kRearm, kDecide };
-constexpr u32 kBodyCount = 5;
+enum class Body : u16 { kNoop, kData, kSample, kRearm, kDecide, kDraft };
+constexpr u32 kBodyCount = 6;
 
 // Given to a counter by one producer's body each step, beside its signal: so targets, which only a
 // run of weeks would bring past 32 bits, pass them in the third step.
@@ -72,6 +72,7 @@ struct Case {
   u32 linger_ns = 0;          // the kernel ends when idle and is launched again
   u32 residency_ns = 0;
   bool pipeline = false;           // workers as the GPU has them: pipeline.hpp
+  bool drafts = false;             // generating graphs have a drafter
   u32 experts_percent = 0;         // of operators that are families of experts
   bool forgets_absent = false;     // planted: of the counters of absent tasks one is left out
   bool compensates_early = false;  // planted: the decider compensates where it does not suffice
@@ -86,6 +87,7 @@ class Model {
   u64* data = nullptr;     // one word a task
   u32* payload = nullptr;  // two sets of payload words, one each per producer
   u32 payload_count = 0;
+  Proposals* proposals = nullptr;  // by slot, if there is a drafter
   u32 rearm_counter = kNobody;
   u32 lost_counter = kNobody;  // its target is never reached
   u32 fault_task = kNobody;    // its body gives a fault in the step of round `fault_round`

@@ -18,6 +18,7 @@ SEEDS = {
     "residency": 400,
     "payload": 400,
     "counters": 300,
+    "draft": 400,
     "dynamic": 500,  # families of experts of which a step has as many as its decider says
     "dynamic_ends": 300,
     "dynamic_fault": 150,
@@ -25,6 +26,7 @@ SEEDS = {
     "dynamic_pipeline": 250,
     "pipeline": 400,  # workers in the shape of the GPU's: loader, team, storer
     "pipeline_payload": 200,
+    "pipeline_draft": 150,
     "pipeline_ends": 300,
     "pipeline_fault": 80,
     "wide": 24,  # 132 workers

@@ -146,6 +146,9 @@ u32 World::run_body(u32 worker, const TaskRecord& record, u64 step) {
     case Body::kSample:
       sample_body();
       break;
+    case Body::kDraft:
+      draft_body();
+      break;
     case Body::kRearm:
       rearm_body(step);
       break;
@@ -213,19 +216,53 @@ void World::sample_body() {
   u32 samples = 0;
   for (u32 r = 0; r < state.rows; ++r) {
     const RowState& row = step_rows(p)[r];
-    if (row.slot >= p.slot_count) fail("a row of no slot");
-    Sequence& sequence = sequences_[row.slot];
-    if (row.position == 0) sequence = Sequence{};
-    if (row.position != sequence.fed) fail("a row is fed out of order");
-    sequence.fed += 1;
-    sequence.chain = mix(sequence.chain, row.token);
+    const u32 token = feed_row(row, samples == 0 ? 0 : step_sampled(p)[samples - 1]);
     if ((row.flags & kRowSample) == 0) continue;
     if (samples >= state.sample_count || step_sample_rows(p)[samples] != r) {
       fail("a sampled row is not listed");
     }
-    step_sampled(p)[samples++] = static_cast<u32>(sequence.chain % p.vocab_size);
+    step_sampled(p)[samples++] = token;
   }
   if (samples != state.sample_count) fail("more sample rows are listed than rows ask for");
+}
+
+// The token after a row. before: what the sampled row before it gave. A sequence goes on only over
+// rows that it really has: those of a block behind a wrong proposal give tokens of no consequence.
+u32 World::feed_row(const RowState& row, u32 before) {
+  const Program& p = *model_->program;
+  if (row.slot >= p.slot_count) fail("a row of no slot");
+  if (row.token >= p.vocab_size) fail("a row of a token that does not exist");
+  if (row.position >= p.context_capacity) fail("a row past the context");
+  Sequence& sequence = sequences_[row.slot];
+  if ((row.flags & kRowProposal) == 0) {
+    if (row.position == 0) sequence = Sequence{};
+    sequence.is_off = false;
+  } else if (sequence.is_off || row.token != before) {
+    sequence.is_off = true;
+    return static_cast<u32>(mix(row.token, row.position) % p.vocab_size);
+  }
+  if (row.position != sequence.fed) fail("a row is fed out of order");
+  sequence.fed += 1;
+  sequence.chain = mix(sequence.chain, row.token);
+  return static_cast<u32>(sequence.chain % p.vocab_size);
+}
+
+// Plays every kind of drafter: right up to some proposal, wrong from there on, or nonsense.
+void World::draft_body() {
+  const Program& p = *model_->program;
+  for (u32 slot = 0; slot < p.slot_count; ++slot) {
+    Proposals& to = model_->proposals[slot];
+    u64 chain = sequences_[slot].chain;
+    chain = mix(chain, static_cast<u32>(chain % p.vocab_size));
+    const u32 right = random_.below(kProposalsPerSlot + 1);
+    to.count = random_.chance(10) ? ~0u : random_.below(kProposalsPerSlot + 1);
+    for (u32 i = 0; i < kProposalsPerSlot; ++i) {
+      const u32 token = static_cast<u32>(chain % p.vocab_size);
+      const u32 wrong = random_.chance(20) ? ~0u : (token + 1) % p.vocab_size;
+      to.tokens[i] = i < right ? token : wrong;
+      chain = mix(chain, token);
+    }
+  }
 }
 
 }  // namespace gpurt::sim

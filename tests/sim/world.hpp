@@ -76,6 +76,7 @@ class World {
   struct Sequence {
     u64 chain = 0;
     u32 fed = 0;
+    bool is_off = false;  // in this step: a proposal was wrong
   };
   struct TaskRun {
     u32 worker;
@@ -107,6 +108,8 @@ class World {
   void check_run(u32 task, u64 round);
   u64 last_live_round(u32 task, u64 round) const;
   void sample_body();
+  u32 feed_row(const RowState& row, u32 before);
+  void draft_body();
   void rearm_body(u64 step);
   u32 poll(const u32* word);
 
@@ -121,6 +124,7 @@ class World {
   void look_at_outputs();
   void check_output(Script& script, u32 index);
   void check_end(const Script& script, const RequestOutput& output, u32 reason);
+  void check_acceptance(const Script& script, const RequestOutput& output);
   void run_into_fault();
   void abort_and_launch();
   void end();

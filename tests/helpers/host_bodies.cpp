@@ -1,6 +1,7 @@
 // The host bodies behind one C function, for tests and tools/bench: no executor, no plan.
 #include <chrono>
 
+#include "acceptance.hpp"
 #include "bodies/registry.hpp"
 #define GPURT_EACH_LEVEL "peak_kernels.hpp"
 #include "bodies/simd_each.hpp"
@@ -60,6 +61,13 @@ int body_run(const char* name, const TaskRecord* records, int count, const gpurt
   }
   std::memcpy(detail, context.detail, sizeof(context.detail));
   return static_cast<int>(kind);
+}
+
+/// The rows of a block and how many of its proposals are accepted, as `first << 16 | second`.
+gpurt::u32 body_accept(const gpurt::RowState* rows, const gpurt::u32* sample_rows,
+                       const gpurt::u32* sampled, gpurt::u32 sample_count, gpurt::u32 first) {
+  const gpurt::u32 length = gpurt::block_rows(rows, sample_rows, sample_count, first);
+  return length << 16 | gpurt::accepted_proposals(rows, sample_rows, sampled, sample_count, first);
 }
 
 /// `count` blocks of nvfp4 as floats.

@@ -92,10 +92,12 @@ class HostBodies:
         scratch_bytes: int = 1 << 22,
         repeats: int = 1,
         plan_rows: int | None = None,
+        proposal_rows: Sequence[int] = (),
     ) -> tuple[int, list[int]]:
         """Run one task per element of `coords`. Returns (FaultKind, detail).
 
-        plan_rows: rows that the plan can carry; None: those of the step.
+        plan_rows: rows that the plan can carry; None: those of the step. proposal_rows: the step's
+        rows that hold a proposal.
         """
         records = np.zeros(len(coords), wire.TASK_RECORD)
         for i, arg in enumerate(body.args):
@@ -106,7 +108,7 @@ class HostBodies:
             records["param"][:, i] = _bits(params[name])
         records["tile"][:] = [(*c, *(0,) * (4 - len(c))) for c in coords]
         capacity = plan_rows or len(step.token)
-        state = step_bytes(step, capacity)
+        state = step_bytes(step, capacity, proposal_rows)
         if slots is None:
             slots = np.zeros(1 + int(step.slot.max(initial=0)), wire.SLOT_STATE)
         scratch = np.full(scratch_bytes // 4 + 16, POISON)
@@ -123,6 +125,19 @@ class HostBodies:
         )
         self.best_ns = best.value
         return kind, [int(v) for v in detail]
+
+    def accept(
+        self,
+        rows: NDArray[Any],
+        sample_rows: NDArray[np.uint32],
+        sampled: NDArray[np.uint32],
+        first: int,
+    ) -> tuple[int, int]:
+        """(rows of the block that begins with sample row `first`, proposals accepted of it)."""
+        assert all(a.flags.c_contiguous for a in (rows, sample_rows, sampled))
+        places = (ctypes.c_void_p(a.ctypes.data) for a in (rows, sample_rows, sampled))
+        both = self._library.body_accept(*places, len(sample_rows), first)
+        return both >> 16, both & 0xFFFF
 
     def decode_nvfp4(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
         """[n, 9] blocks as [n, 16] floats, without their second-level scale."""
@@ -178,7 +193,9 @@ def levels() -> list[str]:
     return have
 
 
-def step_bytes(step: StepRows, capacity: int) -> NDArray[np.uint8]:
+def step_bytes(
+    step: StepRows, capacity: int, proposal_rows: Sequence[int] = ()
+) -> NDArray[np.uint8]:
     """StepState and its tails, as a body finds them in a plan of `capacity` rows."""
     rows = len(step.token)
     head = np.zeros((), wire.STEP_STATE)
@@ -186,6 +203,8 @@ def step_bytes(step: StepRows, capacity: int) -> NDArray[np.uint8]:
     states = np.zeros(capacity, wire.ROW_STATE)
     for name in ("token", "slot", "position"):
         states[name][:rows] = getattr(step, name)
+    states["flags"][step.sample_rows] |= np.uint32(wire.RowFlags.SAMPLE)
+    states["flags"][list(proposal_rows)] |= np.uint32(wire.RowFlags.PROPOSAL)
     sample_rows = np.zeros(capacity, np.uint32)
     sample_rows[: len(step.sample_rows)] = step.sample_rows
     parts = (head, states, sample_rows, np.zeros(capacity, np.uint32))

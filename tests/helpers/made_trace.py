@@ -50,7 +50,7 @@ def made_trace(
     """
     rng = np.random.default_rng(seed)
     operators = made_operators(layers, slower or {})
-    tiles = [count or workers for _, count, _, _ in operators]
+    tiles = [min(count or workers, workers) for _, count, _, _ in operators]
     first = np.concatenate([[0], np.cumsum(tiles)])
     parts: list[np.ndarray] = []
     table = np.zeros(steps, STEP)
@@ -60,9 +60,10 @@ def made_trace(
         scale = 2.4 if step == 0 else 1.0
         begin = opened
         ready = opened
-        for op, (info, count, run_ns, size) in enumerate(operators):
+        for op, (info, _, run_ns, size) in enumerate(operators):
             rows = np.zeros(tiles[op], SPAN)
-            worker = (np.arange(tiles[op]) * 17 + 5 * op) % workers if count else np.arange(workers)
+            # As far apart as they can be; no worker gets two.
+            worker = (np.arange(tiles[op]) * (workers // tiles[op]) + 5 * op) % workers
             rows["task"] = first[op] + np.arange(tiles[op])
             rows["step"], rows["op"] = step, op
             rows["worker"], rows["layer"] = worker, info.layer

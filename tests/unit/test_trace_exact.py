@@ -5,55 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpurt.trace import SPAN, STEP, OperatorInfo, Trace, analysis
+from gpurt.trace import analysis
 from gpurt.trace.edges import edge_rows, late_tasks
 from tests.helpers.hand_trace import hand_trace
+from tests.helpers.random_trace import random_trace
 
 SEEDS = range(12)
-
-
-def random_trace(seed, steps=3):
-    """Random tasks, edges and times on a few workers; spans of a worker do not overlap."""
-    rng = np.random.default_rng(seed)
-    tasks, workers = int(rng.integers(3, 25)), int(rng.integers(1, 5))
-    op_count = int(rng.integers(1, 5))
-    task_op = np.sort(rng.integers(0, op_count, tasks))
-    worker = rng.integers(0, workers, tasks)
-    producers = [rng.integers(0, t, rng.integers(0, min(t, 4) + 1)).tolist() for t in range(tasks)]
-    rows, table, opened = [], np.zeros(steps, STEP), 0
-    free = np.zeros(workers, np.int64)
-    for step in range(steps):
-        end = {}
-        for task in range(tasks):
-            begin = int(free[worker[task]] + rng.integers(0, 30))
-            ready = max([opened, begin, *(end[p] for p in producers[task])])
-            met = ready + int(rng.integers(0, 5))
-            run = int(rng.integers(1, 200))
-            stall = int(rng.integers(0, run + 1)) * int(rng.random() < 0.3)
-            end[task] = met + run
-            free[worker[task]] = end[task]
-            rows.append(
-                (begin, met - begin, run, stall, step, task, task_op[task], worker[task], 0)
-            )
-        table[step] = (step, opened, max(end.values()), 1, 2)
-        opened = max(end.values()) + int(rng.integers(0, 40))
-    spans = np.array(rows, SPAN)
-    lists = [np.array(p, np.int64) for p in producers]
-    offsets = np.concatenate([[0], np.cumsum([len(p) for p in lists])])
-    return Trace(
-        name="random",
-        device="host",
-        workers=workers,
-        operators=tuple(OperatorInfo(f"o{i}", "b", f"random.o{i}", 0) for i in range(op_count)),
-        task_op=task_op,
-        task_bytes=rng.integers(0, 1000, tasks),
-        # One counter a task: its producers signal it.
-        waits=(np.arange(tasks + 1), np.arange(tasks)),
-        producers=(offsets, np.concatenate([*lists, np.zeros(0, np.int64)])),
-        payload_edges=(),
-        spans=spans[np.lexsort((spans["begin_ns"], spans["step"]))],
-        steps=table,
-    )
 
 
 def end_of(span):

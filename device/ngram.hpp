@@ -25,8 +25,13 @@ GPURT_FN u64 match_rank(const u32* tokens, u32 length, u32 end, u32 longest) {
   return n == 0 ? 0 : n << 32 | end;
 }
 
-// What followed tokens[end], which lies before the last one.
-GPURT_FN void propose_after(const u32* tokens, u32 length, u32 end, u32 limit, Proposals& to) {
+// What followed the match of `rank`, if there is one. A match shorter than `longest` is weak
+// evidence, and rows cost time: it gives as many proposals as it has tokens.
+GPURT_FN void propose_after(const u32* tokens, u32 length, u64 rank, u32 longest, u32 limit,
+                            Proposals& to) {
+  const u32 match = static_cast<u32>(rank >> 32);
+  const u32 end = static_cast<u32>(rank);
+  if (match < longest && match < limit) limit = match;
   for (u32 i = 0; i < limit; ++i) {
     const u32 next = end + 1 + i;
     to.tokens[i] = next < length ? tokens[next] : to.tokens[next - length];

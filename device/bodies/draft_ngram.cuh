@@ -54,8 +54,7 @@ struct draft_ngram {
     if (context.thread != 0) return;
     for (u32 w = 0; w < context.team_threads / 32; ++w)
       best = warp_best[w] > best ? warp_best[w] : best;
-    to.count = 0;
-    if (best != 0) propose_after(tokens, length, static_cast<u32>(best), task.param[1], to);
+    propose_after(tokens, length, best, task.param[2], task.param[1], to);
   }
 };
 

@@ -27,11 +27,12 @@ struct draft_ngram {
           first + accepted_proposals(context.rows, context.sample_rows, sampled, count, first);
       const u32 position = anchor.position + last - first + 1;
       Proposals& to = proposals[anchor.slot];
-      to.count = 0;
       if (position < width) {
         u32* const tokens = history + u64{anchor.slot} * width;
         tokens[position] = sampled[last];
         propose(record, tokens, position + 1, to);
+      } else {
+        to.count = 0;
       }
       first += block_rows(context.rows, context.sample_rows, count, first);
     }
@@ -46,7 +47,7 @@ struct draft_ngram {
       const u64 rank = match_rank(tokens, length, end, longest);
       if (rank > best) best = rank;
     }
-    if (best != 0) propose_after(tokens, length, static_cast<u32>(best), record.param[1], to);
+    propose_after(tokens, length, best, longest, record.param[1], to);
   }
 };
 

@@ -3,7 +3,8 @@
 For every sequence that sampled a token: of all places in its tokens (prompt, and what was made so
 far) that end with the same `longest` tokens as the whole, else with the same longest - 1, ..., 1,
 the latest; what followed there is proposed. Past the end of the tokens the proposals follow, so a
-text that repeats a short period is proposed to the limit. No such place: no proposals.
+text that repeats a short period is proposed to the limit. A match of n < longest tokens is weak
+evidence, and rows cost time: it gives n proposals at most. No such place: no proposals.
 Source: prompt look-up decoding, A. Saxena, 2023.
 """
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.buffer import u32
+from gpurt.errors import GraphError
 from gpurt.graphs.ops.regions import required
 from gpurt.wire import PROPOSALS_PER_SLOT
 
@@ -29,7 +31,13 @@ LONGEST = 3  # tokens of a match
 def draft_ngram(
     graph: Graph, proposals: int = PROPOSALS_PER_SLOT, *, longest: int = LONGEST
 ) -> Operator:
-    """Add the drafter, behind `sample`. proposals: as in `Graph.draft`."""
+    """Add the drafter, behind `sample`. proposals: as in `Graph.draft`. longest: tokens of a match.
+
+    Raises: GraphError if longest is not positive, and what `Graph.draft` raises.
+    """
+    if longest < 1:
+        msg = f"matches of {longest} tokens - at {graph.name}.draft_ngram"
+        raise GraphError(f"{msg} - use 1 or more")
     written = graph.draft(proposals)
     history = graph.state("draft.history", [graph.slots, graph.context], u32)
     return graph.op(
@@ -87,7 +95,7 @@ def look_up(tokens: Sequence[int], limit: int, longest: int = LONGEST) -> list[i
     for n in range(min(longest, len(whole) - 1), 0, -1):
         for end in range(len(whole) - 2, n - 2, -1):
             if whole[end + 1 - n : end + 1] == whole[-n:]:
-                return _follow(whole, end + 1, limit)
+                return _follow(whole, end + 1, limit if n == longest else min(n, limit))
     return []
 
 

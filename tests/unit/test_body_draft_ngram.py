@@ -23,14 +23,15 @@ CONTEXT, SLOTS, ROWS = 48, 3, 24
 
 def test_what_followed_the_latest_longest_match_is_proposed() -> None:
     text = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
-    assert look_up(text, 2) == [9, 2]  # 1 2 3 stood before, 2 3 later
-    assert look_up(text[1:], 2) == [8, 1]  # now the latest 2 3 counts
-    assert look_up([4, 7, 4, 5, 4], 3) == [5, 4, 5]  # the latest of two, then what was proposed
+    assert look_up(text, 4) == [9, 2, 3, 8]  # 1 2 3 stood before; 2 3 later, too
+    assert look_up(text[1:], 4) == [8, 1]  # the latest 2 3, and no more than it has tokens
+    assert look_up([4, 7, 4, 5, 4], 3) == [5]  # the latest of two
+    assert look_up([4, 7, 4, 5, 4], 3, longest=1) == [5, 4, 5]  # then what was proposed
     assert look_up([1, 2, 3], 5) == []
     assert look_up([6], 5) == []
-    assert look_up([6, 6], 4) == [6, 6, 6, 6]
-    assert look_up([1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
-    assert look_up(text, 3, longest=1) == look_up([0, *text[4:]], 3, longest=1)
+    assert look_up([6, 6], 4) == [6]
+    assert look_up([6, 6, 6, 6], 4) == [6, 6, 6, 6]
+    assert look_up([1, 2, 1, 2, 1], 5) == [2, 1, 2, 1, 2]
 
 
 def make_graph(limit: int = 15, longest: int = 3) -> Graph:
@@ -137,6 +138,8 @@ def test_a_drafter_is_refused_where_it_makes_no_sense() -> None:
     for count in (0, 16):
         with pytest.raises(GraphError, match=rf"^{count} proposals a step - at g.draft"):
             make_graph(count)
+    with pytest.raises(GraphError, match=r"^matches of 0 tokens - at g.draft_ngram"):
+        make_graph(longest=0)
     with pytest.raises(GraphError, match=r"^a second drafter - at g.draft"):
         make_graph().draft(3)
     with pytest.raises(GraphError, match=r"^a graph that makes no tokens has no drafter"):

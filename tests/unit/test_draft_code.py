@@ -1,0 +1,29 @@
+"""The persistent kernel with a drafter compiles by NVRTC, and is as lean as without: no GPU."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpurt.body import Target
+from gpurt.executors.cuda_compile import compile_kernel
+from gpurt.graphs.drafters import add_drafter
+from gpurt.planner import plan
+from tests.gpu.tiny_llama import tiny_llama
+
+pytest.importorskip("cuda.bindings.nvrtc")
+pytestmark = pytest.mark.timeout(300)
+
+TARGET = Target("cuda", 132, 16, "sm_90a", 232448, 60 << 20)
+
+
+@pytest.mark.parametrize(("arch", "team"), [("sm_90a", 16), ("sm_100a", 16), ("sm_90a", 1)])
+def test_the_drafter_compiles_without_spills(arch: str, team: int) -> None:
+    graph = add_drafter(tiny_llama(slots=2), "ngram")
+    made = plan(graph, replace(TARGET, arch=arch, team_warps=team), edges="auto")
+    compiled = compile_kernel(made, {}, arch).compiled
+    assert compiled.cubin[:4] == b"\x7fELF"
+    assert compiled.function("gpurt_persistent").registers <= (96 if team == 16 else 255)
+    drafter = compiled.function("call_bodyINS_11draft_ngram")
+    assert (drafter.spill_store_bytes, drafter.spill_load_bytes) == (0, 0)
+    for way in range(2):
+        assert compiled.function(f"hot_loopILj{way}E").spill_store_bytes == 0

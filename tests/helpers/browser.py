@@ -161,8 +161,9 @@ class Browser:
         self.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))")
 
     def text(self, selector: str) -> str:
-        """What an element shows."""
-        return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
+        """What an element shows; a space is a space, whether lines may break there or not."""
+        text = self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
+        return str(text).replace("\u00a0", " ")
 
     def screenshot(self, path: Path) -> None:
         """Write what the page shows as PNG."""

@@ -115,8 +115,10 @@ function drawTokens(context, view, trace, top, height, ink) {
       const [from, to] = [view.x(step.begin), view.x(step.end)];
       const tall = ((low - high) * step.rows) / most;
       context.fillStyle = step.phase === "prefill" ? ink.stall : ink.accent;
-      context.globalAlpha = 0.75;
+      context.globalAlpha = 0.4;
       context.fillRect(from, low - tall, Math.max(1, to - from - 1), tall);
+      context.globalAlpha = 1;
+      context.fillRect(from, low - tall, Math.max(1, to - from - 1), 1.5);
     }
     context.globalAlpha = 1;
   });
@@ -157,7 +159,7 @@ function drawTitle(context, view, title, most, top, height, ink) {
   context.fillText(title, 14, top + height / 2 - 3);
   context.font = font(10);
   context.fillStyle = ink.muted;
-  context.fillText(`of ${most}`, 14, top + height / 2 + 11);
+  context.fillText(`0 – ${most}`, 14, top + height / 2 + 11);
 }
 
 /** A round figure that no value is over. */

@@ -93,8 +93,8 @@ export class LanePainter {
     const tall = view.laneHeight * ratio;
     const gap = tall >= 4 * ratio ? Math.round(ratio) : 0; // between lanes
     const [plain, middle, bottom] = this.rows;
-    const line = Math.max(1, Math.round(tall / 9));
-    const strip = Math.max(1, Math.round(tall / 6));
+    const line = Math.max(1, Math.round(Math.min(tall / 9, 2 * ratio)));
+    const strip = Math.max(1, Math.round(Math.min(tall / 6, 8 * ratio)));
     const size = Math.round(top + tall) - Math.round(top) - gap;
     for (let y = 0; y < size; ++y) {
       const at = Math.round(top) + y;

@@ -36,6 +36,7 @@ function describe(trace) {
   byId("about").textContent =
     `${trace.device} · ${ranks}${count(trace.lanes.length)} workers · ` +
     `${count(trace.size)} spans · ${count(trace.wholeSteps.length)} whole steps`;
+  byId("about").title = byId("about").textContent;
   const dropped = byId("dropped");
   dropped.hidden = !trace.dropped;
   dropped.textContent = `${count(trace.dropped)} spans dropped`;

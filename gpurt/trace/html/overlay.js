@@ -4,6 +4,7 @@ import { clipped, curve, drawPaths, font } from "./frame.js";
 import { duration } from "./format.js";
 
 const EDGES_MAX = 400;
+const OUTLINED_FROM_PX = 5; // an outline would hide a narrower span of the chain
 
 export function drawOverlay(context, viewer) {
   const { view } = viewer;
@@ -42,7 +43,9 @@ function drawSelection(context, viewer) {
   const consumers = chains.spansOf(chains.consumers(trace.task[selected]), selected);
   drawEdges(context, viewer, producers.slice(0, EDGES_MAX), true);
   drawEdges(context, viewer, consumers.slice(0, EDGES_MAX), false);
-  for (const span of chain) outline(context, viewer, span, ink.accent, 1);
+  for (const span of chain)
+    if (trace.spans.end[span] - trace.spans.met[span] >= OUTLINED_FROM_PX * view.nsPerPixel)
+      outline(context, viewer, span, ink.accent, 1);
   outline(context, viewer, selected, ink.text, 2);
 }
 

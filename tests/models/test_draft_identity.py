@@ -241,11 +241,12 @@ def test_muse_spark_takes_a_drafter(runtime, tmp_path):
     model = load_model(tmp_path)
     prompt = [3, 4, 5, 3, 4]
     plain, drafted = (
-        muse_spark.build(model.config, model.weights, context=64, draft=draft)
+        # Small pages, so that sliding layers go round their ring, over what proposals left there.
+        muse_spark.build(model.config, model.weights, context=64, page=8, draft=draft)
         for draft in ("none", "ngram")
     )
     wanted = text_of(runtime, plain, prompt)
     assert text_of(runtime, drafted, prompt) == wanted
-    hostile = muse_spark.build(model.config, model.weights, context=64)
+    hostile = muse_spark.build(model.config, model.weights, context=64, page=8)
     add_python_drafter(hostile, Follower(wanted, model.config.vocab, 15, 4), 15)
     assert text_of(runtime, hostile, prompt) == wanted

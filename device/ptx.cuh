@@ -131,6 +131,20 @@ GPURT_FN u32 ld_relaxed_gpu_u32(u64 from) {
   return v;
 }
 
+// Weights: nobody writes them while the kernel is resident, and nobody on this SM reads them again.
+GPURT_FN uint4 ld_weight_b128(u64 from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+GPURT_FN u32 ld_weight_u16(u64 from) {
+  u16 v;
+  asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(from));
+  return v;
+}
+
 // ---- shared memory ---------------------------------------------------------------------------
 GPURT_FN uint4 ld_shared_b128(u32 from) {
   uint4 v;
@@ -187,6 +201,12 @@ GPURT_FN f32 ex2_approx_ftz(f32 x) {
 GPURT_FN u32 pack_bf16x2(f32 low, f32 high) {
   u32 v;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+  return v;
+}
+// Rounded once, denormals kept.
+GPURT_FN u32 mul_bf16x2(u32 a, u32 b) {
+  u32 v;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
   return v;
 }
 GPURT_FN u32 pack_f16x2(f32 low, f32 high) {

@@ -1,0 +1,91 @@
+// combine on the GPU: y = sum over a row's experts of weight * R(d * gain), plus a residual.
+//
+// The contract is in graphs/ops/combine.py, the layout of `routes` in route.py. Row by row: mean
+// squares of the row's pairs -> barrier -> one factor a pair -> barrier -> columns, four a thread,
+// pairs in ascending order. Widths are multiples of 4.
+#pragma once
+#include "routes.hpp"
+#include "row_norm.cuh"
+#include "rows.cuh"
+
+namespace gpurt {
+
+struct combine {
+  static constexpr u32 kTopMax = 32;
+
+  struct Scratch {
+    RowNorm::Partial partial[kTopMax];
+    f32 factor[kTopMax];
+  };
+  static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
+
+  __device__ static void run(const TaskRecord& task, const BodyContext& context) {
+    const TileRows rows = TileRows::of(task, context);
+    const u32 width = task.param[0], top_k = task.param[1];
+#pragma unroll 1
+    for (u32 row = rows.begin; row < rows.end; ++row) {
+      const f32* d = arg<const f32>(task, 0) + u64(row) * top_k * width;
+      weigh(task, context, row, d);
+      add_up(task, context, row, d);
+    }
+  }
+
+ private:
+  GPURT_FN static Scratch& scratch_of(const BodyContext& context) {
+    return *reinterpret_cast<Scratch*>(context.scratch);
+  }
+
+  GPURT_FN static float4 gained(const f32* d, const f32* gain, u32 i) {
+    const float4 v = read4(d, i);
+    return gain == nullptr ? v : mul4(v, read4(gain, i));
+  }
+
+  // Each pair's weight, times the scale of its norm. The first barrier ends the reading of the
+  // factors of the row before, the second one makes these ready.
+  GPURT_FN static void weigh(const TaskRecord& task, const BodyContext& context, u32 row,
+                             const f32* d) {
+    Scratch& scratch = scratch_of(context);
+    const u32 width = task.param[0], top_k = task.param[1];
+    const f32* gain = arg<const f32>(task, 2);
+#pragma unroll 1
+    for (u32 t = 0; gain != nullptr && t < top_k; ++t) {
+      const f32* pair = d + u64(t) * width;
+      RowNorm::sum(scratch.partial[t], width / 4, context,
+                   [&](u32 i, f32 sum) { return RowNorm::add4(gained(pair, gain, i), sum); });
+    }
+    context.sync();
+    if (context.thread < top_k) {
+      const RoutesLayout layout{context.program->rows_capacity, task.param[3], top_k};
+      const u32 words = layout.pair(row * top_k + context.thread);
+      f32 factor = arg<const f32>(task, 1)[words + RoutesLayout::kWeight];
+      if (gain != nullptr)
+        factor *= RowNorm::scale(scratch.partial[context.thread], width, param_f32(task, 2));
+      scratch.factor[context.thread] = factor;
+    }
+    context.sync();
+  }
+
+  GPURT_FN static void add_up(const TaskRecord& task, const BodyContext& context, u32 row,
+                              const f32* d) {
+    const Scratch& scratch = scratch_of(context);
+    const u32 width = task.param[0], top_k = task.param[1];
+    const f32* gain = arg<const f32>(task, 2);
+    const f32* residual = arg<const f32>(task, 3);
+    for (u32 i = task.tile[0] / 4 + context.thread; i < task.tile[1] / 4;
+         i += context.team_threads) {
+      float4 total = scale4(gained(d, gain, i), scratch.factor[0]);
+#pragma unroll 4
+      for (u32 t = 1; t < top_k; ++t) {
+        const f32 f = scratch.factor[t];
+        total = fma4(gained(d + u64(t) * width, gain, i), make_float4(f, f, f, f), total);
+      }
+      if (residual != nullptr) {
+        const float4 r = read4(residual + u64(row) * width, i);
+        total = make_float4(total.x + r.x, total.y + r.y, total.z + r.z, total.w + r.w);
+      }
+      reinterpret_cast<float4*>(arg<f32>(task, 4) + u64(row) * width)[i] = total;
+    }
+  }
+};
+
+}  // namespace gpurt

@@ -1,0 +1,147 @@
+// matvec_f32 on the GPU: matvec with `exact`, in float32 from end to end: y = softcap(scale W xn).
+//
+// For weights where bf16 would change what a model decides: a router. The contract is in
+// graphs/ops/matvec.py; W stays row-major float32. A task computes 4 rows of W (the last one may
+// have fewer), one granule of y a step row. K is dealt granule by granule to 16 virtual warps,
+// whatever the team; a virtual warp takes 4 step rows at a time, so that W comes from memory once
+// and then from the caches. Payload inputs are polled, payload outputs stored as granules: their
+// rows are whole granules.
+#pragma once
+#include "../payload.cuh"
+#include "matvec_scale.cuh"
+#include "row_norm.cuh"
+
+namespace gpurt {
+
+struct matvec_f32 {
+  enum Arg : u32 { kArgX, kArgW, kArgNorm, kArgResidual, kArgY };
+  enum Param : u32 { kN, kK, kEpilogue, kEps };
+  static constexpr u32 kRowsMax = 16;
+  static constexpr u32 kOutputs = 4;  // rows of W
+  static constexpr u32 kBlock = 4;    // step rows at a time
+
+  struct Scratch {
+    RowNorm::Partial sum[kRowsMax][kOutputs];
+    RowNorm::Partial squares[kRowsMax];
+  };
+  static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
+
+  __device__ static void run(const TaskRecord& task, const BodyContext& context) {
+    const u32 rows = context.step->rows;
+#pragma unroll 1
+    for (u32 v = context.thread / 32; v < RowNorm::kVirtual; v += context.team_threads / 32) {
+#pragma unroll 1
+      for (u32 first = 0; first < rows; first += kBlock) multiply(task, context, v, first, rows);
+    }
+    context.sync();
+    const Scratch& scratch = *reinterpret_cast<const Scratch*>(context.scratch);
+    const u32 n = task.param[kN], k = task.param[kK];
+    for (u32 row = context.thread; row < rows; row += context.team_threads) {
+      const f32 norm = task.addr[kArgNorm] == 0
+                           ? 1.0f
+                           : RowNorm::scale(scratch.squares[row], k, param_f32(task, kEps));
+      f32 y[kOutputs];
+#pragma unroll
+      for (u32 i = 0; i < kOutputs; ++i)
+        y[i] = scaled(task, RowNorm::total(scratch.sum[row][i]) * norm);
+      f32* to = context.address<f32>(task, kArgY) + u64(row) * n + task.tile[0];
+      if ((task.payload_mask & (1 << kArgY)) != 0) {
+        store_granule(reinterpret_cast<u64>(to), y[0], y[1], y[2], y[3]);
+        continue;
+      }
+#pragma unroll
+      for (u32 i = 0; i < kOutputs; ++i) {
+        if (task.tile[0] + i < task.tile[1]) to[i] = y[i];
+      }
+    }
+  }
+
+ private:
+  struct Granules {
+    uint4 x[kBlock];
+
+    // All lanes of a warp, converged.
+    GPURT_FN void load(u64 from, u32 row_bytes, u32 first, u32 rows, bool payload) {
+      u32 polls = 0;
+      bool missing;
+      do {
+        missing = false;
+#pragma unroll
+        for (u32 b = 0; b < kBlock; ++b) {
+          x[b] = ld_relaxed_gpu_b128(from + u64{min(first + b, rows - 1)} * row_bytes);
+          missing |= is_sentinel(x[b]);
+        }
+      } while (payload && payload_missing(missing, polls));
+    }
+    GPURT_FN float4 operator[](u32 b) const {
+      return make_float4(__uint_as_float(x[b].x), __uint_as_float(x[b].y), __uint_as_float(x[b].z),
+                         __uint_as_float(x[b].w));
+    }
+  };
+
+  // Part `v` of the sums of step rows [first, first + kBlock).
+  __device__ __noinline__ static void multiply(const TaskRecord& task, const BodyContext& context,
+                                               u32 v, u32 first, u32 rows) {
+    Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
+    const u32 k = task.param[kK], granules = k / 4, lane = context.thread % 32;
+    const u64 x = reinterpret_cast<u64>(context.address<const f32>(task, kArgX));
+    const f32* w = arg<const f32>(task, kArgW) + u64(task.tile[0]) * k;
+    const f32* norm = arg<const f32>(task, kArgNorm);
+    const bool payload = (task.payload_mask & (1 << kArgX)) != 0;
+    const u32 last = task.tile[1] - task.tile[0] - 1;  // a row beyond it is never stored
+    f32 sum[kOutputs][kBlock] = {};
+    f32 squares[kBlock] = {};
+    // Trip counts are equal for a whole warp: it polls together.
+#pragma unroll 1
+    for (u32 base = v * 32; base < granules; base += RowNorm::kVirtual * 32) {
+      const u32 i = min(base + lane, granules - 1);
+      Granules granule;
+      granule.load(x + u64{i} * 16, k * 4, first, rows, payload);
+      const bool valid = base + lane < granules;
+      float4 in[kBlock];
+#pragma unroll
+      for (u32 b = 0; b < kBlock; ++b) {
+        in[b] = valid ? granule[b] : make_float4(0, 0, 0, 0);
+        squares[b] = RowNorm::add4(in[b], squares[b]);
+        if (norm != nullptr) in[b] = mul4(in[b], read4(norm, i));
+      }
+#pragma unroll
+      for (u32 o = 0; o < kOutputs; ++o) {
+        const float4 weight = read4(w + u64(min(o, last)) * k, i);
+#pragma unroll
+        for (u32 b = 0; b < kBlock; ++b) sum[o][b] = dot4(weight, in[b], sum[o][b]);
+      }
+    }
+#pragma unroll
+    for (u32 b = 0; b < kBlock; ++b) {
+      const u32 row = min(first + b, kRowsMax - 1);
+      const bool stores = lane == 0 && first + b < rows;
+      squares[b] = over_warp(squares[b]);
+      if (stores) scratch.squares[row][v] = squares[b];
+#pragma unroll
+      for (u32 o = 0; o < kOutputs; ++o) {
+        const f32 all = over_warp(sum[o][b]);
+        if (stores) scratch.sum[row][o][v] = all;
+      }
+    }
+  }
+
+  GPURT_FN static f32 dot4(const float4& a, const float4& b, f32 sum) {
+    sum = fmaf(a.x, b.x, sum);
+    sum = fmaf(a.y, b.y, sum);
+    sum = fmaf(a.z, b.z, sum);
+    return fmaf(a.w, b.w, sum);
+  }
+
+  GPURT_FN static f32 over_warp(f32 value) {
+#pragma unroll
+    for (u32 step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+  }
+
+  GPURT_FN static f32 scaled(const TaskRecord& task, f32 z) {
+    return scale_and_cap(z, param_f32(task, kMatvecScale), param_f32(task, kMatvecSoftcap));
+  }
+};
+
+}  // namespace gpurt

@@ -9,6 +9,8 @@
 //      each folds its chunks by running softmax into a partial (D outputs, max, sum) a query head;
 //      team barrier
 //   4. partials are merged in virtual-warp order, four outputs a thread
+// With EXTRAS it also knows a window, whose pages are a ring; no rotation; norms without weights; a
+// gate; a norm of each head's output. Instances without it hold no word of that.
 // So the order of sums hangs on positions alone: not on rows, context, team or worker. Every
 // multiply-add is written out (fmaf, and NVRTC's --fmad=false): no instance fuses other pairs.
 //
@@ -20,6 +22,7 @@
 //   - A lane holds 8 consecutive dimensions: D/8 lanes read one position (16 bytes a lane in a
 //     16-bit cache), 32/(D/8) positions at a time, kBatch times before the first use.
 #pragma once
+#include "attention_output.cuh"
 #include "elements.cuh"
 
 namespace gpurt {
@@ -27,7 +30,7 @@ namespace gpurt {
 constexpr u32 kVirtualWarps = 16;
 
 // CACHE is a DTypeCode.
-template <u32 D, u32 GROUP, u32 CACHE>
+template <u32 D, u32 GROUP, u32 CACHE, bool EXTRAS = false>
 struct attention_of {
   static_assert(D == 64 || D == 128, "head dimensions that fill lanes of 8");
   static constexpr u32 kLanes = D / 8;                  // lanes a position
@@ -70,6 +73,10 @@ struct attention_of {
     const f32* kv;
     f32* out;
     bool q_payload, kv_payload;
+    // EXTRAS:
+    u32 window;  // 0: all positions
+    bool rotates, norms, gated;
+    f32 out_eps;  // 0: no norm of the output
   };
 
   // Running softmax of one head over one lane's 8 dimensions.
@@ -97,7 +104,7 @@ struct attention_of {
     u32 most_log2 = 0;  // virtual warps of the longest row, rounded up to a power of two
 #pragma unroll 1
     for (u32 row = 0; row < rows; ++row) {
-      while (1u << most_log2 < virtual_warps(scratch.place[row].position)) ++most_log2;
+      while (1u << most_log2 < virtual_warps(task, scratch.place[row].position)) ++most_log2;
     }
     const u32 rows_at_once = min(kQueryRows, kItemsMax >> most_log2);
 #pragma unroll 1
@@ -109,7 +116,11 @@ struct attention_of {
       for (u32 head = 0; head < GROUP; head += kHeads) {
         fold_items(task, context, first, here, head, most_log2);
         context.sync();
-        merge(task, context, first, here, head, most_log2);
+        if constexpr (EXTRAS) {
+          merge_extras(task, context, first, here, head, most_log2);
+        } else {
+          merge(task, context, first, here, head, most_log2);
+        }
         context.sync();
       }
     }
@@ -138,11 +149,35 @@ struct attention_of {
     s.out = context.address<f32>(task, 7);
     s.q_payload = (task.payload_mask & 1) != 0;
     s.kv_payload = (task.payload_mask & 2) != 0;
+    if constexpr (EXTRAS) {
+      s.window = task.param[8];
+      s.rotates = task.param[9] != 0;
+      s.norms = task.param[10] != 0;
+      if (task.param[10] != 1) s.qk_norm = nullptr;
+      s.gated = task.param[11] != 0;
+      s.out_eps = param_f32(task, 12);
+    }
     return s;
   }
 
-  __device__ static u32 virtual_warps(u32 position) {
+  // Those that have a chunk; once a window has left position 0, any of them may have one.
+  __device__ static u32 virtual_warps(const TaskRecord& task, u32 position) {
+    if constexpr (EXTRAS) {
+      if (first_seen(task.param[8], position) != 0) return kVirtualWarps;
+    }
     return min(kVirtualWarps, position / kChunk + 1);
+  }
+
+  // The first position that a row sees.
+  GPURT_FN static u32 first_seen(u32 window, u32 position) {
+    return window == 0 || position < window ? 0 : position + 1 - window;
+  }
+
+  // First position of a virtual warp's first chunk: chunk c belongs to virtual warp c % 16.
+  GPURT_FN static u32 first_of(const Shape& s, const Place& place, u32 warp) {
+    if constexpr (!EXTRAS) return warp * kChunk;
+    const u32 chunk = first_seen(s.window, place.position) / kChunk;
+    return (chunk + (warp - chunk) % kVirtualWarps) * kChunk;
   }
 
   // Before the polls of make_vectors, after which there is a barrier.
@@ -153,12 +188,16 @@ struct attention_of {
     for (u32 at = context.thread; at < rows * kVirtualWarps; at += context.team_threads) {
       const u32 row = at / kVirtualWarps, warp = at % kVirtualWarps;
       const Place place = scratch.place[row];
-      if (warp < virtual_warps(place.position))
-        scratch.first_page[row][warp] = page_of(s, place, warp * kChunk);
+      if (warp < virtual_warps(task, place.position))
+        scratch.first_page[row][warp] = page_of(s, place, first_of(s, place, warp));
     }
   }
 
   __device__ static u32 page_of(const Shape& s, const Place& place, u32 position) {
+    if constexpr (EXTRAS) {  // a ring where there is a window
+      const u32 page = (position >> s.page_log2) % s.pages_per_slot;
+      return s.page_table[place.slot * s.pages_per_slot + page];
+    }
     return s.page_table[place.slot * s.pages_per_slot + (position >> s.page_log2)];
   }
 
@@ -191,11 +230,14 @@ struct attention_of {
       const Place place = scratch.place[row];
       const f32* angles = s.rope + u64(place.position) * D + sub % half * 8;
       f32 cos[8], sin[8], norm[8];
-      read8(angles, cos);
-      read8(angles + D / 2, sin);
+      if (!EXTRAS || s.rotates) {
+        read8(angles, cos);
+        read8(angles + D / 2, sin);
+      }
       if (s.qk_norm != nullptr) read8(s.qk_norm + (is_query ? 0 : D) + sub * 8, norm);
       const u64 at = element(s, page_of(s, place, place.position), place.position, sub);
-      const f32* from = is_query ? s.q + (u64(row) * s.heads + s.kv_head * GROUP + head) * D
+      const u64 q_row = EXTRAS && s.gated ? u64(row) * 2 : row;
+      const f32* from = is_query ? s.q + (q_row * s.heads + s.kv_head * GROUP + head) * D
                                  : s.kv + row * 2 * width + (is_value ? width : 0) + s.kv_head * D;
       f32 x[8], turned[8];
       load8(from + sub * 8, is_query ? s.q_payload : s.kv_payload, context, x);
@@ -222,7 +264,7 @@ struct attention_of {
                                  f32 (&turned)[8]) {
     f32 y[8];
     f32 factor = 1;
-    if (s.qk_norm != nullptr) {
+    if (EXTRAS ? s.norms : s.qk_norm != nullptr) {
       f32 sum = 0;
 #pragma unroll
       for (u32 i = 0; i < 8; ++i) sum = fmaf(x[i], x[i], sum);
@@ -232,6 +274,17 @@ struct attention_of {
     }
 #pragma unroll
     for (u32 i = 0; i < 8; ++i) y[i] = s.qk_norm != nullptr ? x[i] * (factor * norm[i]) : x[i];
+    if constexpr (EXTRAS) {
+      if (s.norms && s.qk_norm == nullptr) {
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) y[i] = x[i] * factor;
+      }
+      if (!s.rotates) {  // the same for all lanes
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) turned[i] = y[i];
+        return;
+      }
+    }
 #pragma unroll
     for (u32 i = 0; i < 8; ++i) {
       const f32 other = __shfl_xor_sync(~0u, y[i], kLanes / 2) * sin[i];
@@ -251,24 +304,27 @@ struct attention_of {
          item += context.team_threads / 32) {
       const u32 row = item >> most_log2, warp = item & ((1u << most_log2) - 1);
       const Place place = scratch.place[first + row];
-      if (warp >= virtual_warps(place.position)) continue;
+      if (warp >= virtual_warps(task, place.position)) continue;
       const u32 count = place.position + 1;
+      const u32 seen = EXTRAS ? first_seen(s.window, place.position) : 0;
+      const u32 start = first_of(s, place, warp);
       Chunk chunk;
-      u32 loaded = warp * kChunk;
-      read_chunk(s, scratch.first_page[first + row][warp], loaded, count, lane, chunk);
+      u32 loaded = start;
+      read_chunk(s, scratch.first_page[first + row][warp], loaded, seen, count, lane, chunk);
 #pragma unroll 1
       for (u32 h = head; h < end; ++h) {
         Partial part{-3.0e38f, 0, {}};  // finite: a difference of two of them is 0, not NaN
         f32 q[8];
         read8(scratch.query[row][h] + lane % kLanes * 8, q);
 #pragma unroll 1
-        for (u32 begin = warp * kChunk; begin < count; begin += kVirtualWarps * kChunk) {
+        for (u32 begin = start; begin < count; begin += kVirtualWarps * kChunk) {
           // With one chunk a virtual warp, all heads share the one read.
           if (begin != loaded) {
-            read_chunk(s, page_of(s, place, begin), begin, count, lane, chunk);
+            read_chunk(s, page_of(s, place, begin), begin, seen, count, lane, chunk);
             loaded = begin;
           }
-          fold_chunk(q, chunk, count - begin, lane / kLanes, part);
+          const u32 skipped = EXTRAS && seen > begin ? seen - begin : 0;
+          fold_chunk(q, chunk, skipped, count - begin, lane / kLanes, part);
         }
         join_groups(part);
         park(scratch.partial + item * kPartialFloats + (h - head) * kHeadFloats, part, lane);
@@ -276,27 +332,29 @@ struct attention_of {
     }
   }
 
-  // Positions [begin, count) of a chunk; later ones are not read: what lies there may be NaN.
-  GPURT_FN static void read_chunk(const Shape& s, u32 page, u32 begin, u32 count, u32 lane,
-                                  Chunk& chunk) {
+  // Positions [begin, count) of a chunk, from `seen` on; others are not read: what lies there may
+  // be NaN, or of another lap of the ring.
+  GPURT_FN static void read_chunk(const Shape& s, u32 page, u32 begin, u32 seen, u32 count,
+                                  u32 lane, Chunk& chunk) {
     const u32 position = begin + lane / kLanes;
     const u64 start = element(s, page, begin, lane % kLanes) + lane / kLanes * D;
 #pragma unroll
     for (u32 b = 0; b < kBatch; ++b) {
       const u32 step = b * kPositions;
-      chunk.keys[b] = Elements<CACHE>::read8(s.k_cache, start + step * D, position + step < count);
+      const bool valid = position + step < count && (!EXTRAS || position + step >= seen);
+      chunk.keys[b] = Elements<CACHE>::read8(s.k_cache, start + step * D, valid);
     }
 #pragma unroll
     for (u32 b = 0; b < kBatch; ++b) {
       const u32 step = b * kPositions;
-      chunk.values[b] =
-          Elements<CACHE>::read8(s.v_cache, start + step * D, position + step < count);
+      const bool valid = position + step < count && (!EXTRAS || position + step >= seen);
+      chunk.values[b] = Elements<CACHE>::read8(s.v_cache, start + step * D, valid);
     }
   }
 
-  // Positions from `valid` on weigh nothing.
-  GPURT_FN static void fold_chunk(const f32 (&q)[8], const Chunk& chunk, u32 valid, u32 group,
-                                  Partial& part) {
+  // Positions below `skipped` and from `valid` on weigh nothing.
+  GPURT_FN static void fold_chunk(const f32 (&q)[8], const Chunk& chunk, u32 skipped, u32 valid,
+                                  u32 group, Partial& part) {
     f32 score[kBatch];
 #pragma unroll
     for (u32 b = 0; b < kBatch; ++b) {
@@ -314,7 +372,8 @@ struct attention_of {
     f32 top = part.max;
 #pragma unroll
     for (u32 b = 0; b < kBatch; ++b) {
-      if (group + b * kPositions < valid) top = fmaxf(top, score[b]);
+      const u32 at = group + b * kPositions;
+      if (at < valid && (!EXTRAS || at >= skipped)) top = fmaxf(top, score[b]);
     }
     const f32 shrink = ex2_approx_ftz(part.max - top);
     part.max = top;
@@ -323,7 +382,9 @@ struct attention_of {
     for (u32 i = 0; i < 8; ++i) part.out[i] *= shrink;
 #pragma unroll
     for (u32 b = 0; b < kBatch; ++b) {
-      const f32 weight = group + b * kPositions < valid ? ex2_approx_ftz(score[b] - top) : 0.0f;
+      const u32 at = group + b * kPositions;
+      const bool weighs = at < valid && (!EXTRAS || at >= skipped);
+      const f32 weight = weighs ? ex2_approx_ftz(score[b] - top) : 0.0f;
       part.sum += weight;
       f32 value[8];
       Elements<CACHE>::unpack8(chunk.values[b], value);
@@ -370,7 +431,7 @@ struct attention_of {
     for (u32 at = context.thread; at < here * kHeads * kFours; at += context.team_threads) {
       const u32 row = at / (kHeads * kFours), h = at / kFours % kHeads;
       if (head + h >= GROUP) continue;
-      const u32 warps = virtual_warps(scratch.place[first + row].position);
+      const u32 warps = virtual_warps(task, scratch.place[first + row].position);
       const f32* from = scratch.partial + (row << most_log2) * kPartialFloats + h * kHeadFloats;
       f32 top = from[D];
 #pragma unroll 4
@@ -389,6 +450,47 @@ struct attention_of {
       const u64 column = u64(first + row) * s.heads + s.kv_head * GROUP + head + h;
       store_granule(reinterpret_cast<u64>(s.out + column * D + at % kFours * 4), __fdividef(a, sum),
                     __fdividef(b, sum), __fdividef(c, sum), __fdividef(d, sum));
+    }
+  }
+
+  // The same with the norm of the output and its gate. Trip counts are equal for a whole warp,
+  // since the norm and polls for the gate are collective; a lane beyond the last output repeats it,
+  // and stores nothing.
+  __device__ __noinline__ static void merge_extras(const TaskRecord& task,
+                                                   const BodyContext& context, u32 first, u32 here,
+                                                   u32 head, u32 most_log2) {
+    const Shape s = shape_of(task, context);
+    const Scratch& scratch = scratch_of(context);
+    constexpr u32 kFours = D / 4;
+    static_assert(32 % kFours == 0, "a head's outputs lie in one warp");
+    const u32 heads = min(kHeads, GROUP - head), jobs = here * heads * kFours;
+#pragma unroll 1
+    for (u32 base = context.thread / 32 * 32; base < jobs; base += context.team_threads) {
+      const u32 at = min(base + context.thread % 32, jobs - 1);
+      const u32 row = at / (heads * kFours), h = at / kFours % heads;
+      const u32 warps = virtual_warps(task, scratch.place[first + row].position);
+      const f32* from = scratch.partial + (row << most_log2) * kPartialFloats + h * kHeadFloats;
+      f32 top = from[D];
+      for (u32 w = 1; w < warps; ++w) top = fmaxf(top, from[w * kPartialFloats + D]);
+      f32 sum = 0, out[4] = {};
+#pragma unroll 2
+      for (u32 w = 0; w < warps; ++w, from += kPartialFloats) {
+        const f32 weight = ex2_approx_ftz(from[D] - top);
+        const float4 x = *reinterpret_cast<const float4*>(from + at % kFours * 4);
+        sum = fmaf(from[D + 1], weight, sum);
+        out[0] = fmaf(x.x, weight, out[0]), out[1] = fmaf(x.y, weight, out[1]);
+        out[2] = fmaf(x.z, weight, out[2]), out[3] = fmaf(x.w, weight, out[3]);
+      }
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) out[i] = __fdividef(out[i], sum);
+      if (s.out_eps > 0) norm_head<D>(s.out_eps, out);
+      const u32 column = (s.kv_head * GROUP + head + h) * D + at % kFours * 4;
+      // Gates lie behind all query heads of a row.
+      const f32* gates = s.q + (u64(first + row) * 2 + 1) * s.heads * D + column;
+      if (s.gated) gate_head(gates, s.q_payload, context, out);
+      if (base + context.thread % 32 < jobs)
+        store_granule(reinterpret_cast<u64>(s.out + u64(first + row) * s.heads * D + column),
+                      out[0], out[1], out[2], out[3]);
     }
   }
 };

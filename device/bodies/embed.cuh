@@ -1,8 +1,15 @@
 // embed on the GPU: x[r] = table[token[r]], as float32.
 //
-// The table is row-major as stored: f32, f16, bf16, or GGUF's q4_1 and q8_0 blocks of 32.
+// The table is row-major as stored: f32, f16, bf16, or GGUF's q4_1 and q8_0 blocks of 32. With eps
+// > 0 a row is normed: mean squares of all rows, a barrier, then each element is read again.
 #pragma once
 #include "elements.cuh"
+#include "row_norm.cuh"
+
+// 1 if an embed of the plan norms: the generated bodies.gen.cuh says so.
+#ifndef GPURT_EMBED_NORMS
+#define GPURT_EMBED_NORMS 0
+#endif
 
 namespace gpurt {
 
@@ -11,10 +18,49 @@ struct embed {
     const u32 hidden = task.param[0], code = task.param[1];
     f32* x = context.address<f32>(task, 1);
     const u32 eights = hidden / 8;
+    if constexpr (GPURT_EMBED_NORMS != 0) {
+      if (param_f32(task, 2) > 0) return run_normed(task, context);
+    }
     for (u32 at = context.thread; at < context.step->rows * eights; at += context.team_threads) {
       const u32 row = at / eights, column = at % eights * 8;
       f32 value[8];
       read(task.addr[0], code, hidden, context.rows[row].token, column, value);
+      store8(x + u64(row) * hidden + column, value);
+    }
+  }
+
+  static constexpr u32 kRowsMax = 16;
+
+  struct Scratch {
+    RowNorm::Partial partial[kRowsMax];
+  };
+  static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
+
+  __device__ __noinline__ static void run_normed(const TaskRecord& task,
+                                                 const BodyContext& context) {
+    Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
+    const u32 hidden = task.param[0], code = task.param[1], eights = hidden / 8;
+    const u32 rows = context.step->rows;
+#pragma unroll 1
+    for (u32 row = 0; row < rows; ++row) {
+      const u32 token = context.rows[row].token;
+      RowNorm::sum(scratch.partial[row], eights, context, [&](u32 i, f32 sum) {
+        f32 v[8];
+        read(task.addr[0], code, hidden, token, i * 8, v);
+#pragma unroll
+        for (u32 e = 0; e < 8; ++e) sum = fmaf(v[e], v[e], sum);
+        return sum;
+      });
+    }
+    context.sync();
+    f32* x = context.address<f32>(task, 1);
+    for (u32 at = context.thread; at < rows * eights; at += context.team_threads) {
+      const u32 row = at / eights, column = at % eights * 8;
+      const f32 scale = RowNorm::scale(scratch.partial[row], hidden, param_f32(task, 2));
+      f32 value[8];
+      read(task.addr[0], code, hidden, context.rows[row].token, column, value);
+#pragma unroll
+      for (u32 e = 0; e < 8; ++e) value[e] *= scale;
       store8(x + u64(row) * hidden + column, value);
     }
   }

@@ -5,6 +5,7 @@
 // lie only the team barrier, one output's sums and a few shuffles.
 #pragma once
 #include "matvec_activations.cuh"
+#include "matvec_scale.cuh"
 
 namespace gpurt {
 
@@ -20,7 +21,8 @@ struct MatvecTask {
     kPaired = 64,  // swiglu: rows 2i and 2i + 1 of W make one output
     kYBf16 = 128,
     kHasNorm = 256,
-    kExtras = kHasResidual | kPaired | kHasNorm,
+    kHasScale = 512,  // or a soft cap
+    kExtras = kHasResidual | kPaired | kHasNorm | (kMatvecScaled ? kHasScale : 0),
   };
   static constexpr u32 kVirtual = 16;  // virtual warps
   static constexpr u32 kRowTile = kMatvecRowTile;
@@ -70,6 +72,10 @@ struct MatvecTask {
     if (task.param[kYDtype] == kBf16) s.flags |= kYBf16;
     if (s.norm != 0) s.flags |= kHasNorm;
     s.eps = task.param[kEps];
+    if constexpr (kMatvecScaled) {
+      if (param_f32(task, kMatvecScale) != 1 || param_f32(task, kMatvecSoftcap) > 0)
+        s.flags |= kHasScale;
+    }
     return s;
   }
 
@@ -219,12 +225,19 @@ struct MatvecTask {
 
   // What only some tasks have, in the order of the contract. Intrinsics: no variant may contract
   // what another does not.
-  GPURT_FN static f32 add_extras(u32 half, const Shape& s, Output& o, f32 value) {
+  GPURT_FN static f32 add_extras(u32 half, const Shape& s, u32 turn, Output& o, f32 value) {
     if ((s.flags & kHasNorm) != 0) {
       const u32 squares =
           half + kRowTile * kTokenFloats * 4 + (o.bits >> kRowShift) * kGroupStride * 4;
       const f32 mean = __fdividef(sum_of(squares, s.tile_log2), static_cast<f32>(s.k));
       value = __fmul_rn(value, rsqrtf(__fadd_rn(mean, __uint_as_float(s.eps))));
+    }
+    if constexpr (kMatvecScaled) {
+      if ((s.flags & kHasScale) != 0) {
+        const TaskRecord& task = slot_of(turn).record;
+        value =
+            scale_and_cap(value, param_f32(task, kMatvecScale), param_f32(task, kMatvecSoftcap));
+      }
     }
     if ((s.flags & kPaired) != 0) {
       const f32 up = __shfl_down_sync(~0u, value, 1);
@@ -235,16 +248,16 @@ struct MatvecTask {
   }
 
   // All lanes of a warp. `half`: shared address of the Half that the team has filled.
-  GPURT_FN static void finish(u32 half, const Shape& s, Output& o) {
+  GPURT_FN static void finish(u32 half, const Shape& s, u32 turn, Output& o) {
     f32 value = sum_of(half + o.part, s.tile_log2);
-    if ((s.flags & kExtras) != 0) value = add_extras(half, s, o, value);
+    if ((s.flags & kExtras) != 0) value = add_extras(half, s, turn, o, value);
     store(s, o, value);
   }
 
   // The outputs of one tile, a lane each; `o` is this thread's first.
   GPURT_FN static void finish_tile(u32 half, const Shape& s, u32 tile, u32 turn, Output& o) {
     for (u32 at = threadIdx.x; (o.bits & kWorks) != 0;) {
-      finish(half, s, o);
+      finish(half, s, turn, o);
       at += kTeamThreads;
       if (at - at % 32 >= tile_rows(s, tile) << (4 + s.tile_log2)) break;
       const Slot& slot = slot_of(turn);

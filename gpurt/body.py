@@ -113,6 +113,9 @@ class Body:
     packing: Callable[[Operator, str, Target], str] | None = None
     host: Callable[..., None] | None = None  # a user's numpy function
     cuda: str = ""  # a user's CUDA struct
+    # The name of the body that computes `op` on `target`, where that is another: same arguments and
+    # parameters, another precision.
+    variant: Callable[[Operator, Target], str] | None = None
     payload: bool = False  # cuda: its struct polls inputs and stores outputs as payload edges need
     # Tiles lie slot by slot (coords[0] is the slot, as many tiles in each), and a step needs only
     # those of the slots in use: the first word of argument `routes`. A task of another slot returns

@@ -377,6 +377,7 @@ class _Builder:
             norm=norm,
             eps=config.eps,
             scale=config.output_multiplier,
+            exact=True,
             name="router",
         )
         layout = RoutesLayout(graph.rows, config.experts, config.top_k)

@@ -119,7 +119,7 @@ class _Builder(LlamaBuilder):
         gate = self.weights[f"{source}.weight"]
         router = graph.weight(f"{at}.router.w", gate.shape, f32, stack([gate], f32))
         logits = self.activation(f"{at}.router.logits", config.experts)
-        matvec(graph, h, router, logits, norm=norm, eps=config.eps, name="router")
+        matvec(graph, h, router, logits, norm=norm, eps=config.eps, exact=True, name="router")
         layout = RoutesLayout(graph.rows, config.experts, config.top_k)
         routes = graph.activation(f"{at}.routes", [layout.words], "u32")
         route(

@@ -64,10 +64,11 @@ def draft_op(
         mask |= (region.buffer.index in payload) << position
     flags = TASK_PAYLOAD_IN * any(r.buffer.index in payload for r in op.reads)
     flags |= TASK_PAYLOAD_OUT * any(r.buffer.index in payload for r in op.writes)
+    variant = op.body.variant
     return DraftOp(
         op.index,
         op.name,
-        op.body.name,
+        op.body.name if variant is None else variant(op, target),
         op.path,
         op.layer,
         policy,

@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
-from gpurt.graphs.ops.regions import array_of, columns, region_of, required
+from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 from gpurt.graphs.ops.route import RoutesLayout
+from gpurt.graphs.ops.rows_cuda import row_blocks
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
 
 _TILE_COLUMNS = 1024  # a tile with a gain reads whole pairs for their norms
+_TOP_MAX_CUDA = 32
 
 
 def combine(
@@ -60,28 +62,37 @@ def combine(
 
 
 def tile_combine(op: Operator, target: Target) -> list[Tile]:
-    """Ranges of columns."""
-    del target
+    """Ranges of columns; on cuda a row each, so that no tile repeats another's norms."""
     width = op.args["y"].shape[-1]
+    if target.kind == "cuda":
+        _check_cuda(op)
+        return [make_combine_tile(op, 0, width, rows) for rows in row_blocks(op, "y", 1)]
     return [
         make_combine_tile(op, begin, min(begin + _TILE_COLUMNS, width))
         for begin in range(0, width, _TILE_COLUMNS)
     ]
 
 
-def make_combine_tile(op: Operator, begin: int, end: int) -> Tile:
-    """The tile of columns [begin, end)."""
+def make_combine_tile(
+    op: Operator, begin: int, end: int, rows: tuple[int, int] | None = None
+) -> Tile:
+    """The tile of columns [begin, end), and of a range of rows; default: all.
+
+    It reads all rows of d whatever its own: those of `expert_matvec` stand for slots, not for rows.
+    """
     args = op.args
+    low, high = rows or (0, args["y"].shape[0])
     normed = "gain" in args
     reads = [args["d"] if normed else columns(args["d"], begin, end), args["routes"]]
     if normed:
         reads.append(args["gain"])
     if "residual" in args:
-        reads.append(columns(args["residual"], begin, end))
+        reads.append(columns(part(args["residual"], 0, low, high), begin, end))
     width = args["d"].shape[-1] if normed else end - begin
     cost_bytes = 4 * (int(op.params["top_k"]) * width + 2 * (end - begin))
-    writes = (columns(args["y"], begin, end),)
-    return Tile((begin, end, 0, 0), tuple(reads), writes, cost_bytes=cost_bytes)
+    writes = (columns(part(args["y"], 0, low, high), begin, end),)
+    coords = (begin, end, *(rows or (0, 0)))
+    return Tile(coords, tuple(reads), writes, cost_bytes=cost_bytes)
 
 
 def combine_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
@@ -103,6 +114,13 @@ def combine_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: St
         total = total + terms[:, i]
     residual = array_of(op, arrays, "residual")
     y[:rows] = total if residual is None else total + residual[:rows]
+
+
+def _check_cuda(op: Operator) -> None:
+    top_k = int(op.params["top_k"])
+    if top_k > _TOP_MAX_CUDA:
+        msg = f"{top_k} experts a row, the CUDA body takes {_TOP_MAX_CUDA} - at {op.path}"
+        raise GraphError(f'{msg} - use device="host"')
 
 
 COMBINE = Body(

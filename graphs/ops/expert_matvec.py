@@ -89,7 +89,10 @@ def layout_of(op: Operator) -> RoutesLayout:
 
 def tile_expert_matvec(op: Operator, target: Target) -> list[Tile]:
     """Slot by slot, the same ranges of rows of W in each: live tasks of a step come first."""
-    del target
+    if target.kind == "cuda":
+        from gpurt.graphs.ops.expert_matvec_cuda import tile_experts
+
+        return tile_experts(op, target)
     _, n, k = op.args["w"].shape
     fitting = _TILE_BYTES // op.args["w"].buffer.dtype.row_bytes(k)
     rows = max(_TILE_ROWS_MULTIPLE, fitting // _TILE_ROWS_MULTIPLE * _TILE_ROWS_MULTIPLE)
@@ -111,6 +114,15 @@ def make_expert_tile(op: Operator, slot: int, begin: int, end: int) -> Tile:
     row_bytes = w.buffer.dtype.row_bytes(w.shape[-1])
     cost_bytes = (end - begin) * row_bytes + 4 * (w.shape[-1] + end - begin)
     return Tile((slot, begin, end, 0), tuple(reads), (write,), cost_bytes=cost_bytes)
+
+
+def packing_expert_matvec(op: Operator, arg: str, target: Target) -> str:
+    """Row-major as stored on the host; on cuda the order in which the tensor cores read."""
+    if target.kind != "cuda":
+        return ""
+    from gpurt.graphs.ops.expert_matvec_cuda import packing_experts
+
+    return packing_experts(op, arg)
 
 
 def expert_matvec_reference(
@@ -154,6 +166,7 @@ EXPERT_MATVEC = Body(
     params=("n", "k", "epilogue", "w_dtype", "x_per_pair", "top_k", "eps"),
     tile=tile_expert_matvec,
     reference=expert_matvec_reference,
+    packing=packing_expert_matvec,
     dynamic=True,
 )
 

@@ -4,6 +4,7 @@
   alpha, beta: [H] constants of the model, one a channel, folded at load
 
 A tile is a range of columns; each computes the mean square of the whole row, in one fixed order.
+On cuda also of rows: coords = (column begin, column end, row begin, row end).
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
-from gpurt.graphs.ops.regions import array_of, columns, region_of, required
+from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
+from gpurt.graphs.ops.rows_cuda import row_blocks
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
 
 _TILE_COLUMNS = 2048  # few: every tile reads all of a row's branch
+_TILE_ROWS_CUDA = 4
 
 
 def gated_residual(
@@ -63,24 +66,35 @@ def gated_residual(
 
 
 def tile_gated_residual(op: Operator, target: Target) -> list[Tile]:
-    """Ranges of columns."""
-    del target
+    """Ranges of columns; on cuda of columns and rows."""
     width = op.args["y"].shape[-1]
+    if target.kind == "cuda":
+        return [
+            make_gated_tile(op, begin, min(begin + _TILE_COLUMNS, width), rows)
+            for rows in row_blocks(op, "y", _TILE_ROWS_CUDA)
+            for begin in range(0, width, _TILE_COLUMNS)
+        ]
     return [
         make_gated_tile(op, begin, min(begin + _TILE_COLUMNS, width))
         for begin in range(0, width, _TILE_COLUMNS)
     ]
 
 
-def make_gated_tile(op: Operator, begin: int, end: int) -> Tile:
-    """The tile of columns [begin, end)."""
+def make_gated_tile(
+    op: Operator, begin: int, end: int, rows: tuple[int, int] | None = None
+) -> Tile:
+    """The tile of columns [begin, end), and of a range of rows; default: all."""
     args = op.args
-    reads = [args["branch"], *(columns(args[n], begin, end) for n in ("stream", "alpha", "beta"))]
+    low, high = rows or (0, args["y"].shape[0])
+    reads = [part(args["branch"], 0, low, high)]
+    reads.append(columns(part(args["stream"], 0, low, high), begin, end))
+    reads += [columns(args[name], begin, end) for name in ("alpha", "beta")]
     if "gain" in args:
         reads.append(args["gain"])
     cost_bytes = 4 * (args["branch"].shape[-1] + 4 * (end - begin))
-    writes = (columns(args["y"], begin, end),)
-    return Tile((begin, end, 0, 0), tuple(reads), writes, cost_bytes=cost_bytes)
+    writes = (columns(part(args["y"], 0, low, high), begin, end),)
+    coords = (begin, end, *(rows or (0, 0)))
+    return Tile(coords, tuple(reads), writes, cost_bytes=cost_bytes)
 
 
 def gated_residual_reference(

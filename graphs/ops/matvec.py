@@ -7,6 +7,8 @@ number of rows, tiles or workers.
   norm      xn = x * rsqrt(mean(x^2) + eps) * norm        RMSNorm, arXiv 1910.07467
   swiglu    y[i] = silu(z[2i]) * z[2i+1]                  rows of W interleaved by the loader
   sampled   only rows whose logits are wanted; y row j belongs to sample row j
+  exact     float32 from end to end on cuda too, where else W and x are rounded to bf16: for a
+            router, whose choices a rounding would change. It takes a norm, scale and softcap only
   scale     z is multiplied by it first; then, above 0, softcap: z = softcap * tanh(z / softcap)
 """
 
@@ -49,6 +51,7 @@ def matvec(
     eps: float = 0.0,
     scale: float = 1.0,
     softcap: float = 0.0,
+    exact: bool = False,
     name: str = "matvec",
 ) -> Operator:
     """Add y = epilogue(W norm(x)) + residual.
@@ -79,6 +82,7 @@ def matvec(
         y_dtype=dtype_code(y_BN.buffer.dtype),
         scale=float(scale),
         softcap=float(softcap),
+        exact=int(exact),
     )
 
 
@@ -133,6 +137,11 @@ def packing_matvec(op: Operator, arg: str, target: Target) -> str:
     return ""
 
 
+def variant_matvec(op: Operator, target: Target) -> str:
+    """On cuda an exact matvec is a body of its own."""
+    return "matvec_f32" if target.kind == "cuda" and op.params["exact"] else "matvec"
+
+
 def matvec_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
     """The contract above, in float32."""
     rows = len(step.token)
@@ -177,10 +186,12 @@ MATVEC = Body(
         "y_dtype",
         "scale",
         "softcap",
+        "exact",
     ),
     tile=tile_matvec,
     reference=matvec_reference,
     packing=packing_matvec,
+    variant=variant_matvec,
     payload=True,
 )
 

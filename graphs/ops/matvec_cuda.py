@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gpurt.graph import Operator
 
 ROWS_MAX = 16  # two mma of 8 step rows
+_EXACT_ROWS = 4  # of W in a task of an exact matvec
+_FLOATS = 4  # of one load
 # Beyond this many tasks an operator fills every SM of sm_90 and sm_100 (132 and 148) more than
 # once; then a task should stream this many bytes, three stages of the ring.
 _TASKS = 148
@@ -37,6 +39,8 @@ _ROW_TILES_MAX = 16
 def tile_cuda(op: Operator, target: Target) -> list[Tile]:
     """Tiles with their streams. Raises: GraphError for what the body cannot compute."""
     del target
+    if op.params["exact"]:
+        return _tile_exact(op)
     _check(op)
     n, k = op.args["w"].shape
     tiles, offset = [], 0
@@ -51,7 +55,7 @@ def tile_cuda(op: Operator, target: Target) -> list[Tile]:
 def packing_cuda(op: Operator, arg: str, target: Target) -> str:
     """The packing of `w`; other weights stay as stored."""
     del target
-    if arg != "w":
+    if arg != "w" or op.params["exact"]:
         return ""
     group = 8 if op.args["x"].buffer.dtype.name == "bf16" else 4
     return mma16_name(group, row_tiles(*op.args["w"].shape))
@@ -66,15 +70,37 @@ def row_tiles(n: int, k: int) -> int:
     return r
 
 
+def _tile_exact(op: Operator) -> list[Tile]:
+    """device/bodies/matvec_f32.cuh: a granule of y a task, W as stored."""
+    n, k = op.args["w"].shape
+    where = f"at {op.path}"
+    other = sorted(name for name, region in op.args.items() if region.buffer.dtype.name != "f32")
+    if other or "residual" in op.args or op.params["epilogue"] or op.params["sampled"]:
+        what = f"{other} of other dtypes" if other else "a residual, swiglu or sampled rows"
+        msg = f"an exact matvec with {what} - {where}"
+        raise GraphError(f"{msg} - it takes f32 x, w, norm and y")
+    if k % _FLOATS:
+        msg = f"W has {k} columns, the exact CUDA body takes multiples of {_FLOATS} - {where}"
+        raise GraphError(f'{msg} - pad W, or use device="host"')
+    _check_rows(op)
+    begins = range(0, n, _EXACT_ROWS)
+    return [make_tile(op, begin, min(begin + _EXACT_ROWS, n)) for begin in begins]
+
+
+def _check_rows(op: Operator) -> None:
+    rows = op.args["x"].shape[0]
+    if rows > ROWS_MAX:
+        msg = f"{rows} rows a step, the CUDA body takes {ROWS_MAX} - at {op.path}"
+        raise GraphError(f"{msg} - build the graph with rows={ROWS_MAX} or fewer")
+
+
 def _check(op: Operator) -> None:
-    (n, k), rows = op.args["w"].shape, op.args["x"].shape[0]
+    n, k = op.args["w"].shape
     where = f"at {op.path}"
     if n % ROW_TILE or k % ROW_TILE:
         msg = f"W is [{n}, {k}], the CUDA body takes multiples of {ROW_TILE} - {where}"
         raise GraphError(f'{msg} - pad W, or use device="host"')
-    if rows > ROWS_MAX:
-        msg = f"{rows} rows a step, the CUDA body takes {ROWS_MAX} - {where}"
-        raise GraphError(f"{msg} - build the graph with rows={ROWS_MAX} or fewer")
+    _check_rows(op)
     for name in ("x", "y", "norm", "residual"):
         if name in op.args and op.args[name].buffer.dtype.name not in ("f32", "bf16"):
             dtype = op.args[name].buffer.dtype

@@ -65,7 +65,10 @@ def mma16_name(group: int, tiles: int) -> str:
 
 
 def mma16_units(w_NK: NDArray[np.uint16], group: int) -> NDArray[np.uint8]:
-    """One tile of bf16 bit patterns [rows, K] in mma16 order, rows and K padded with zeros."""
+    """One tile of bf16 bit patterns [rows, K] in mma16 order, rows and K padded with zeros.
+
+    group: 4, 8 or 16.
+    """
     n, k = w_NK.shape
     rows, columns = _round_up(n, ROW_TILE), _round_up(k, CHUNK)
     if (rows, columns) != (n, k):
@@ -81,7 +84,7 @@ def mma16_units(w_NK: NDArray[np.uint16], group: int) -> NDArray[np.uint8]:
 
 def packed_bytes(name: str, shape: Sequence[int], dtype: DType) -> int:
     """Bytes of a weight of `shape` in packing `name`. Raises: PlanError for an unknown name."""
-    del dtype  # every packing so far stores bf16
+    del dtype  # a packing's name says in what it stores
     return _packer(name).bytes(shape)
 
 
@@ -94,9 +97,12 @@ def pack(name: str, stored: NDArray[Any], shape: Sequence[int], dtype: DType) ->
 
 
 def _packer(name: str) -> Packer:
-    if name not in PACKERS:
-        raise PlanError(f"unknown packing {name!r} - at weights - use one of {sorted(PACKERS)}")
-    return PACKERS[name]
+    from gpurt.graphs.ops.packing_experts import EXPERT_PACKERS
+
+    packers = PACKERS | EXPERT_PACKERS
+    if name not in packers:
+        raise PlanError(f"unknown packing {name!r} - at weights - use one of {sorted(packers)}")
+    return packers[name]
 
 
 def _mma16(group: int, tile_rows: int) -> Packer:
@@ -110,7 +116,7 @@ def _mma16(group: int, tile_rows: int) -> Packer:
         out = np.empty(size(shape), np.uint8)
         at = 0
         for begin, end in _runs(mma16_tiles(n, tile_rows), k):
-            block = _bf16(rows[begin:end], dtype)
+            block = to_bf16_bits(rows[begin:end], dtype)
             for first, last in mma16_tiles(n, tile_rows):
                 if begin <= first and last <= end:
                     units = mma16_units(block[first - begin : last - begin], group)
@@ -132,7 +138,8 @@ def _runs(tiles: Sequence[tuple[int, int]], k: int) -> list[tuple[int, int]]:
     return runs
 
 
-def _bf16(stored: NDArray[Any], dtype: DType) -> NDArray[np.uint16]:
+def to_bf16_bits(stored: NDArray[Any], dtype: DType) -> NDArray[np.uint16]:
+    """Stored elements as bf16 bit patterns, rounded where they have more digits."""
     return stored if dtype.name == "bf16" else to_bf16(to_float32(stored, dtype))
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 SIGMOID, SOFTMAX = 0, 1  # `kind`
 _SUM_FLOOR = np.float32(1e-15)
+_MOST_CUDA = {"rows": 16, "experts": 1024, "top_k": 32}
 _FORCED_PERIOD = 4093  # tokens; a prime, so that no batch falls into step with it
 
 
@@ -122,8 +123,11 @@ def forced_table(routing: str, experts: int, top_k: int, seed: int) -> NDArray[n
 
 
 def tile_route(op: Operator, target: Target) -> list[Tile]:
-    """One task: it groups the rows of the whole step."""
-    del target
+    """One task: it groups the rows of the whole step. Raises: GraphError on cuda for more than the
+    body has room for.
+    """
+    if target.kind == "cuda":
+        _check_cuda(op)
     reads = tuple(op.args[name] for name in ("logits", "bias", "forced") if name in op.args)
     cost_bytes = sum(4 * region.shape[-1] for region in reads)  # of one row
     return [Tile((0, 0, 0, 0), reads, (op.args["routes"],), cost_bytes=cost_bytes)]
@@ -173,6 +177,15 @@ def _scores(
         p_BE = (1.0 / (1.0 + np.exp(-logits_BE))).astype(np.float32)
     bias_E = array_of(op, arrays, "bias")
     return (p_BE if bias_E is None else p_BE + bias_E), p_BE
+
+
+def _check_cuda(op: Operator) -> None:
+    rows = op.args["logits"].shape[0]
+    for name, count in ({"rows": rows} | op.params).items():
+        most = _MOST_CUDA.get(name)
+        if most is not None and count > most:
+            msg = f"{count} {name}, the CUDA body takes {most} - at {op.path}"
+            raise GraphError(f'{msg} - use fewer, or device="host"')
 
 
 ROUTE = Body(

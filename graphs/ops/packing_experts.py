@@ -1,0 +1,159 @@
+"""Packings of expert weights [E, N, K], as device/bodies/expert_units.cuh reads them.
+
+`expert_bf16xR` and `expert_nvfp4xR` (R in 1, 2, 4, 8, 16): experts one after another, each cut into
+tiles of R row tiles of 16 rows like `mma16` (packing.py). So a task's bytes are one range, and an
+expert's tiles lie one expert's bytes further than those of the expert before. A tile is
+
+    for each chunk of 64 columns, for each of its row tiles: a unit of 16 rows x 64 columns
+    lane (g = lane / 4, c = lane % 4) of a unit owns columns 16c .. 16c+15 of rows g and g + 8
+    bf16   2048 bytes: mma16's unit with groups of 16 columns
+    nvfp4  64 bytes: for each lane the scale of row g, then of row g + 8
+           then for each lane 16 bytes: codes of row g, columns 0-7 and 8-15; of row g + 8 the same
+
+nvfp4 is re-coded, exactly. A scale becomes five bits of exponent (bias 9) and three of mantissa, so
+that e4m3's denormals need no case of their own. The bits of a word of eight codes are placed so
+that a rotation or one product, then a mask, bring two of them into the places of two bf16; see
+`_PLACES`. A scale of zero has no such code: its codes lose their magnitude; a negative one flips
+their signs. K is padded to whole chunks with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.buffer import DType
+from gpurt.errors import PlanError
+from gpurt.graphs.ops.packing import (
+    CHUNK,
+    ROW_TILE,
+    UNIT_BYTES,
+    Packer,
+    mma16_tiles,
+    mma16_units,
+    to_bf16_bits,
+)
+
+LANE_COLUMNS = 16
+NVFP4_SCALE_BYTES = 2 * 32
+NVFP4_UNIT_BYTES = NVFP4_SCALE_BYTES + 16 * 32
+ROW_TILES = (1, 2, 4, 8, 16)
+_BLOCK_BYTES = 9  # of nvfp4: eight of codes, one scale
+# Where the bits of code 2 i + e of a word go, by i, then e: mantissa, low and high bit of the
+# exponent, sign.
+_PLACES = (
+    ((6, 7, 8, 15), (22, 23, 24, 31)),
+    ((9, 10, 11, 18), (25, 26, 27, 2)),
+    ((12, 13, 14, 21), (28, 29, 30, 5)),
+    ((4, 0, 1, 3), (20, 16, 17, 19)),
+)
+_SCALE_NAN = 19 << 3 | 4  # its bf16 is a NaN
+
+
+def unit_bytes(dtype: str) -> int:
+    """Packed bytes of 16 rows x 64 columns of weights stored as `dtype`."""
+    return NVFP4_UNIT_BYTES if dtype == "nvfp4" else UNIT_BYTES
+
+
+def expert_name(dtype: str, tiles: int) -> str:
+    """The packing of weights stored as `dtype`, `tiles` row tiles a task."""
+    return f"expert_{'nvfp4' if dtype == 'nvfp4' else 'bf16'}x{tiles}"
+
+
+def expert_tile_bytes(rows: int, k: int, dtype: str) -> int:
+    """Packed bytes of `rows` rows of one expert, a multiple of 16 rows."""
+    return rows // ROW_TILE * -(-k // CHUNK) * unit_bytes(dtype)
+
+
+def nvfp4_units(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Rows of stored blocks [rows, K / 16, 9] as units; rows: a multiple of 16."""
+    rows, count = blocks.shape[:2]
+    chunks = -(-count * LANE_COLUMNS // CHUNK)
+    tiles, lanes = rows // ROW_TILE, CHUNK // LANE_COLUMNS
+    words = np.zeros((rows, chunks * lanes, 2), np.uint32)
+    scales = np.zeros((rows, chunks * lanes), np.uint8)
+    words[:, :count] = np.ascontiguousarray(blocks[..., :8]).view(np.uint32)
+    scales[:, :count] = blocks[..., 8]
+    negative, zero = scales >= 128, scales & 127 == 0
+    if negative.any():
+        words[negative] ^= np.uint32(0x88888888)
+    if zero.any():
+        words[zero] &= np.uint32(0x88888888)
+    low, high = _code_places()
+    placed = low[words & 0xFFFF] | high[words >> 16]
+    units = np.empty((chunks, tiles, NVFP4_UNIT_BYTES), np.uint8)
+    # [row tile, high, g, chunk, c]
+    by_lane = _scale_codes()[scales].reshape(tiles, 2, 8, chunks, lanes)
+    part = by_lane.transpose(3, 0, 2, 4, 1).reshape(chunks, tiles, -1)
+    units[..., :NVFP4_SCALE_BYTES] = part
+    by_word = placed.reshape(tiles, 2, 8, chunks, lanes, 2).transpose(3, 0, 2, 4, 1, 5)
+    part = np.ascontiguousarray(by_word).reshape(chunks, tiles, -1).view(np.uint8)
+    units[..., NVFP4_SCALE_BYTES:] = part
+    return units.reshape(-1)
+
+
+@cache
+def _code_places() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """What the low and the high half of a word of codes become."""
+    halves = np.arange(1 << 16, dtype=np.uint32)
+    tables = []
+    for first in (0, 4):
+        placed = np.zeros(1 << 16, np.uint32)
+        for code in range(4):
+            for bit, place in enumerate(_PLACES[(first + code) // 2][code % 2]):
+                placed |= (halves >> (4 * code + bit) & 1) << np.uint32(place)
+        tables.append(placed)
+    return tables[0], tables[1]
+
+
+@cache
+def _scale_codes() -> NDArray[np.uint8]:
+    """By e4m3 code: the re-coded magnitude."""
+    code = np.arange(128)
+    exponent, mantissa = code >> 3, code & 7
+    high = np.array([0, 0, 1, 1, 2, 2, 2, 2])[mantissa]  # floor(log2) of a denormal's mantissa
+    denormal = high << 3 | ((mantissa << 3 >> high) & 7)
+    magnitude = np.where(exponent == 0, denormal, exponent + 2 << 3 | mantissa)
+    magnitude[0], magnitude[127] = 0, _SCALE_NAN
+    return np.concatenate([magnitude, magnitude]).astype(np.uint8)
+
+
+def _packer(dtype: str, tile_rows: int) -> Packer:
+    def size(shape: Sequence[int]) -> int:
+        experts, n, k = shape
+        return experts * expert_tile_bytes(n, k, dtype)
+
+    def pack(stored: NDArray[Any], shape: Sequence[int], given: DType) -> NDArray[np.uint8]:
+        experts, n, k = shape
+        if (given.name == "nvfp4") != (dtype == "nvfp4"):
+            msg = f"experts stored as {given} - at packing {expert_name(dtype, 1)}"
+            raise PlanError(f"{msg} - nvfp4 has a packing of its own")
+        units = _units_of(given)
+        out = np.empty((experts, size((1, n, k))), np.uint8)
+        rows = stored.reshape(-1).view(given.storage).reshape(experts, n, -1)
+        for expert in range(experts):
+            at = 0
+            for begin, end in mma16_tiles(n, tile_rows):
+                part = units(rows[expert, begin:end])
+                out[expert, at : at + part.size] = part
+                at += part.size
+        return out.reshape(-1)
+
+    return Packer(size, pack)
+
+
+def _units_of(given: DType) -> Callable[[NDArray[Any]], NDArray[np.uint8]]:
+    if given.name == "nvfp4":
+        return lambda rows: nvfp4_units(rows.reshape(len(rows), -1, _BLOCK_BYTES))
+    return lambda rows: mma16_units(to_bf16_bits(rows, given), LANE_COLUMNS)
+
+
+EXPERT_PACKERS: dict[str, Packer] = {
+    expert_name(dtype, tiles): _packer(dtype, tiles * ROW_TILE)
+    for dtype in ("bf16", "nvfp4")
+    for tiles in ROW_TILES
+}

@@ -28,6 +28,7 @@ ENTRY = "gpurt_persistent"
 PROGRAM_SYMBOL = "gpurt_program"
 BUILT_IN = (
     *("noop", "matvec", "embed", "attention", "sample", "rearm", "publish", "collect"),
+    *("matvec_f32", "gated_residual", "route", "expert_matvec", "combine"),
     "draft_ngram",
 )
 STAGE_BYTES = 32768  # kStageBytes of device/shared_memory.cuh
@@ -116,6 +117,7 @@ def generate_header(plan: Plan, users: Mapping[str, Body]) -> tuple[str, list[st
         f"constexpr u32 kTeamWarps = {target.team_warps};",
         f"constexpr u32 kStageCount = {stage_count(target)};",
         "}  // namespace gpurt",
+        *_features(plan),
         '#include "bodies/body_list.cuh"',
         # The hot loop names matvec, also where no task runs it.
         *(f'#include "bodies/{name}.cuh"' for name in dict.fromkeys([*built_in, "matvec"])),
@@ -213,37 +215,56 @@ def cache_folder() -> Path:
 
 
 # ---- helpers ---------------------------------------------------------------------------------
+def _features(plan: Plan) -> list[str]:
+    """What only some plans need of their bodies: other kernels are compiled without it."""
+    tasks = plan.tasks
+    found = {
+        "GPURT_MATVEC_SCALED": any(
+            t.body == "matvec" and [float(p) for p in t.params[8:10]] not in ([], [1.0, 0.0])
+            for t in tasks
+        ),
+        "GPURT_EMBED_NORMS": any(
+            t.body == "embed" and any(float(p) > 0 for p in t.params[2:3]) for t in tasks
+        ),
+    }
+    return [f"#define {name} 1" for name, wanted in found.items() if wanted]
+
+
 def _attention_struct(plan: Plan) -> list[str]:
-    """`attention`, which picks the instance of a task's shape: head size, group, cache dtype."""
+    """`attention`, which picks the instance of a task's shape: head size, group, cache dtype, and
+    whether it can do more than plain causal attention.
+    """
     shapes = {attention_shape(task.params) for task in plan.tasks if task.body == "attention"}
     lines = [
         "namespace gpurt {",
         "struct attention {",
         "  __device__ static void run(const TaskRecord& task, const BodyContext& context) {",
     ]
-    for dim, group, cache in sorted(shapes):
+    # A shape that some layers need in full serves all layers of that shape.
+    full = {shape[:3] for shape in shapes if shape[3]}
+    for dim, group, cache in sorted({shape[:3] for shape in shapes}):
         test = f"task.param[2] == {dim} && task.param[0] / task.param[1] == {group}"
-        run = f"attention_of<{dim}, {group}, {cache}>::run(task, context)"
+        extras = ", true" if (dim, group, cache) in full else ""
+        run = f"attention_of<{dim}, {group}, {cache}{extras}>::run(task, context)"
         lines.append(f"    if ({test} && task.param[7] == {cache}) return {run};")
     return [*lines, "  }", "};", "}  // namespace gpurt"]
 
 
-def attention_shape(params: Sequence[Param]) -> tuple[int, int, int]:
-    """(head size, query heads a kv head, cache dtype). Raises: GraphError for others than these."""
+def attention_shape(params: Sequence[Param]) -> tuple[int, int, int, bool]:
+    """(head size, query heads a kv head, cache dtype, whether it has a window, a gate, an output
+    norm, weight-less norms or no rotation). Raises: GraphError for others than the body takes.
+    """
     heads, kv_heads, dim, cache = (int(params[i]) for i in (0, 1, 2, 7))
     if dim not in (64, 128):
         msg = f"attention with heads of {dim} elements - at the plan"
         raise GraphError(f'{msg} - the CUDA body takes 64 and 128; use device="host"')
-    # window, rope, qk_norm_kind, gated, out_eps
-    extra = [float(p) for p in params[8:13]] or [0.0, 1.0, 0.0, 0.0, 0.0]
-    if extra[0] or not extra[1] or extra[2] > 1 or extra[3] or extra[4]:
-        msg = "attention with a window, a gate, an output norm, weightless norms or no rotation"
-        raise GraphError(f'{msg} - at the plan - not on cuda yet; use device="host"')
     page = int(params[3])
     if page & (page - 1) or page < PAGE_MIN:
         msg = f"a cache page of {page} positions - at the plan"
         raise GraphError(f"{msg} - the CUDA body takes powers of two from {PAGE_MIN} on")
-    return dim, heads // kv_heads, cache
+    window, rope, norm_kind, gated, out_eps = [float(p) for p in params[8:13]] or [0, 1, 0, 0, 0]
+    extras = window != 0 or rope == 0 or norm_kind > 1 or gated != 0 or out_eps != 0
+    return dim, heads // kv_heads, cache, extras
 
 
 def _user_struct(body: Body) -> list[str]:

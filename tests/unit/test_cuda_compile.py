@@ -28,12 +28,17 @@ from gpurt.graph import Graph
 from gpurt.planner import plan
 from tests.gpu import one_task
 from tests.gpu.tiny_llama import tiny_llama
+from tests.gpu.tiny_muse import tiny_muse
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
 SMEM_BYTES = 232448  # of one block of sm_90 and sm_100
 TARGET = Target("cuda", 132, 16, "sm_90a", SMEM_BYTES, 60 << 20)
 EVERY_BODY = {"noop", "matvec", "embed", "attention", "sample", "rearm", "advance"}
+MUSE_BODIES = (
+    *("noop", "matvec", "matvec_f32", "embed", "attention", "sample", "advance"),
+    *("gated_residual", "route", "expert_matvec", "combine"),
+)
 SMALL = 'extern "C" __global__ void small(int* p) { p[0] = 1; }'
 
 
@@ -75,12 +80,43 @@ def test_the_ring_takes_what_shared_memory_leaves() -> None:
 
 
 def test_attention_takes_heads_of_64_and_128_only() -> None:
-    assert attention_shape((32, 8, 128, 64, 4, 0.1, 0.0, 2)) == (128, 4, 2)
+    assert attention_shape((32, 8, 128, 64, 4, 0.1, 0.0, 2)) == (128, 4, 2, False)
     with pytest.raises(GraphError, match=r"^attention with heads of 96 elements"):
         attention_shape((8, 8, 96, 64, 4, 0.1, 0.0, 2))
     for page in (8, 48):
         with pytest.raises(GraphError, match=f"^a cache page of {page} positions"):
             attention_shape((8, 8, 64, page, 4, 0.1, 0.0, 2))
+
+
+def test_attention_beyond_plain_causal_gets_an_instance_that_can_do_it() -> None:
+    plain = (32, 8, 128, 64, 4, 0.1, 0.0, 2, 0, 1, 1, 0, 0.0)
+    assert attention_shape(plain) == (128, 4, 2, False)
+    for at, value in ((8, 20), (9, 0), (10, 2), (11, 1), (12, 1e-5)):
+        params = (*plain[:at], value, *plain[at + 1 :])
+        assert attention_shape(params) == (128, 4, 2, True), f"parameter {at}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("arch", "team"), [("sm_90a", 16), ("sm_100a", 16), ("sm_90a", 1)])
+def test_every_body_of_muse_spark_compiles(arch: str, team: int) -> None:
+    made = plan(tiny_muse(), replace(TARGET, arch=arch, team_warps=team))
+    code = compile_kernel(made, {}, arch)
+    assert set(code.bodies) == set(MUSE_BODIES)
+    assert "#define GPURT_MATVEC_SCALED 1" in code.header
+    assert "#define GPURT_EMBED_NORMS 1" in code.header
+    assert "attention_of<64, 2, 2, true>" in code.header
+    assert code.compiled.function("gpurt_persistent").registers <= (96 if team == 16 else 255)
+    for name in ("hot_loopILj0E", "hot_loopILj1E"):
+        assert code.compiled.function(name).spill_store_bytes == 0
+    for name in ("route", "gated_residual", "combine", "embed"):
+        called = code.compiled.function(f"call_bodyINS_{len(name)}{name}")
+        assert called.spill_store_bytes == 0, called
+
+
+def test_a_llama_is_compiled_without_what_only_others_need() -> None:
+    header = kernel("sm_90a", 16).header
+    assert "GPURT_" not in header
+    assert "true>" not in header
 
 
 # ---- cache -----------------------------------------------------------------------------------

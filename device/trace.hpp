@@ -4,13 +4,17 @@
 // every sample_period-th step, so that a long run keeps a sample of its whole life.
 // Does not know: what spans mean (gpurt/trace/). Each ring has one writer; its count is released
 // after the span, so a reader that acquires the count sees whole spans, except those that a lap of
-// the ring is overwriting: it drops them by reading the count again.
+// the ring is overwriting: it drops them by reading the count again (whole_spans in
+// gpurt/executors/base.py).
 #pragma once
 #include "counter.hpp"
 
 namespace gpurt {
 
 constexpr u32 kSpanCountStride = 64;  // bytes between the counts of two workers
+// On the GPU a count may be this far behind: a release for each span would cost as much as a
+// signal. A host worker releases each one.
+constexpr u32 kSpansUnpublished = 64;
 
 GPURT_FN void span_store(u64 ring, u64 counts, u32 capacity, const Span& span) {
   u64* count = at<u64>(counts + u64{span.worker} * kSpanCountStride);

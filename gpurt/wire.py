@@ -28,6 +28,7 @@ STOP_IDS_PER_REQUEST = 16
 PROPOSALS_PER_SLOT = 15
 COUNTER_STRIDE = 64  # bytes between counters
 SPAN_COUNT_STRIDE = 64  # bytes between the span counts of two workers
+SPANS_UNPUBLISHED = 64  # that a worker on the GPU stores before it publishes its count
 NO_SAMPLE = 0xFFFFFFFF
 
 

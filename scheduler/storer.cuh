@@ -51,7 +51,7 @@ struct SpanClock {
 };
 
 // One ring of spans (trace.hpp). A count is published when the storer has nothing else to do, or
-// after 64 spans: a release for each would cost as much as a signal.
+// after kSpansUnpublished spans.
 struct SpanRing {
   u64 spans;
   u64* published;
@@ -65,7 +65,7 @@ struct SpanRing {
   }
   __device__ void add(const Span& span) {
     at<Span>(spans)[count & (gpurt_program.span_capacity - 1)] = span;
-    if (++count - last >= 64) publish();
+    if (++count - last >= kSpansUnpublished) publish();
   }
   __device__ void publish() {
     if (count != last) store_release(published, last = count);
@@ -103,8 +103,7 @@ struct SpanWriter {
   }
 };
 
-// ---- `ready` successors, a warp at a time
-// --------------------------------------------------------
+// ---- `ready` successors, a warp at a time ----------------------------------------------------
 constexpr u32 kPushesPerLane = 4;
 
 // Successors [begin, begin + 32 * kPushesPerLane) of a counter whose last signal this warp made,

@@ -66,6 +66,20 @@ class RawTrace:
     dropped: int
 
 
+def whole_spans(
+    ring: NDArray[Any], before: int, after: int, unpublished: int
+) -> tuple[NDArray[Any], int]:
+    """The spans of one worker's ring that no lap was overwriting, oldest first, and how many are
+    gone.
+
+    ring: a copy, wire.SPAN [capacity]. before, after: the worker's count, read before and after
+    the copy was made. unpublished: spans that it may have stored beyond its count; 0 once it ended.
+    """
+    capacity = len(ring)
+    first = min(max(0, after + unpublished - capacity), before)
+    return ring[np.arange(first, before) % capacity], first
+
+
 class Executor(Protocol):
     """A loaded plan. Thread-safe but for `launch` and `close`, which one thread at a time calls."""
 

@@ -25,7 +25,7 @@ from gpurt import wire
 from gpurt.buffer import DTYPES
 from gpurt.errors import ClosedError, DeviceError, PlanError
 from gpurt.executors import program
-from gpurt.executors.base import Executor, HostView, Options, RawTrace
+from gpurt.executors.base import Executor, HostView, Options, RawTrace, whole_spans
 from gpurt.executors.contents import packed_array, source_array
 from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, compile_kernel
 from gpurt.executors.cuda_driver import STAGING_BYTES, Device, Kernel
@@ -314,7 +314,7 @@ class CudaExecutor:
     # ---- helpers -----------------------------------------------------------------------------
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"the executor of {self.plan.name} was closed - load the plan again")
+            raise ClosedError(f"the executor is closed - at {self.plan.name} - load the plan again")
 
     def _find(self, name: str) -> tuple[PlanBuffer, int]:
         index = self.plan.buffer_index(name)
@@ -333,18 +333,17 @@ class CudaExecutor:
         self, ring: str, counts: str, workers: int, capacity: int
     ) -> tuple[list[NDArray[Any]], int]:
         stride = wire.SPAN_COUNT_STRIDE // 8
-        first = self._section(counts).view(np.uint64)[::stride].copy()
+        unpublished = wire.SPANS_UNPUBLISHED if self.running() else 0
+        before = self._section(counts).view(np.uint64)[::stride].copy()
         spans = self._section(ring).view(wire.SPAN).reshape(workers, capacity)
-        last = self._section(counts).view(np.uint64)[::stride]
+        after = self._section(counts).view(np.uint64)[::stride]
         result, dropped = [], 0
         for worker in range(workers):
-            end = int(first[worker])
-            # A span is whole if no lap of the ring, up to now, reached its place; the one that may
-            # be under way counts too.
-            begin = max(0, int(last[worker]) + 1 - capacity) if last[worker] >= capacity else 0
-            dropped += min(begin, end)
-            index = np.arange(min(begin, end), end) % capacity
-            result.append(spans[worker][index])
+            whole, gone = whole_spans(
+                spans[worker], int(before[worker]), int(after[worker]), unpublished
+            )
+            result.append(whole)
+            dropped += gone
         return result, dropped
 
 

@@ -23,7 +23,7 @@ from gpurt.body import Body
 from gpurt.buffer import DTYPES
 from gpurt.errors import ClosedError, ConfigError, DeviceError, PlanError
 from gpurt.executors import program
-from gpurt.executors.base import HostView, Options, RawTrace
+from gpurt.executors.base import HostView, Options, RawTrace, whole_spans
 from gpurt.executors.contents import packed_array, source_array
 from gpurt.graph import Graph
 from gpurt.plan import Plan, PlanBuffer, PlanRegion
@@ -141,11 +141,11 @@ class HostExecutor:
 
     def raw_trace(self) -> RawTrace:
         """The rings as they are now."""
-        spans, lost = self._rings("spans", "span_counts")
+        spans, dropped = self._rings("spans", "span_counts")
         sampled, _ = self._rings("sampled_spans", "sampled_counts")
         summaries = np.array(self._sections["summaries"])
         done = summaries[summaries["end_ns"] != 0]
-        return RawTrace(spans, sampled, np.sort(done, order="step"), 1.0, lost)
+        return RawTrace(spans, sampled, np.sort(done, order="step"), 1.0, dropped)
 
     def close(self) -> None:
         """Abort and wait for the workers. Buffers stay readable while this object lives."""
@@ -162,22 +162,22 @@ class HostExecutor:
 
     def _rings(self, ring: str, counts: str) -> tuple[list[NDArray[Any]], int]:
         arrays: list[NDArray[Any]] = []
-        lost = 0
+        dropped = 0
+        # Asked first: a worker that ends meanwhile may have been storing during the copy.
+        unpublished = int(self.running())
         spans, count_bytes = self._sections[ring], self._sections[counts]
         for worker in range(self.plan.target.workers):
             if spans.size == 0:
                 arrays.append(np.zeros(0, wire.SPAN))
                 continue
             address = _address(count_bytes) + worker * wire.SPAN_COUNT_STRIDE
-            capacity = spans.shape[1]
             before = _native.load_acquire_u64(address)
             copy = np.array(spans[worker])
-            # One more than were finished: the worker may be writing the next.
-            after = _native.load_acquire_u64(address) + (1 if self.running() else 0)
-            first = max(0, after - capacity)
-            arrays.append(copy[np.arange(first, before, dtype=np.int64) & (capacity - 1)])
-            lost += max(0, before - capacity)
-        return arrays, lost
+            after = _native.load_acquire_u64(address)
+            whole, gone = whole_spans(copy, before, after, unpublished)
+            arrays.append(whole)
+            dropped += gone
+        return arrays, dropped
 
 
 class _ThreadView(HostView):

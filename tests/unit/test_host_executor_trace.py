@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gpurt import wire
+from gpurt.executors.base import whole_spans
 from gpurt.wire import FinishReason
 from tests.helpers.drive import driven
 from tests.helpers.hand_plan import Node, hand_plan, random_nodes
@@ -64,3 +65,18 @@ def test_without_trace_nothing_is_kept():
         raw = driver.executor.raw_trace()
     assert sum(len(s) for s in raw.spans) == 0
     assert len(raw.summaries) == 0
+
+
+@pytest.mark.parametrize("unpublished", [0, 1, 64])
+@pytest.mark.parametrize("stored", [0, 40, 127, 128, 129, 500])
+@pytest.mark.parametrize("during_copy", [0, 1, 30, 300])
+def test_spans_that_a_lap_may_have_overwritten_are_left_out(unpublished, stored, during_copy):
+    """The worst copy: the worker got as far as it can before the first place was read."""
+    capacity = 128
+    ring = np.zeros(capacity, wire.SPAN)
+    for number in range(stored + during_copy + unpublished):
+        ring[number % capacity]["task"] = number
+    whole, gone = whole_spans(ring, stored, stored + during_copy, unpublished)
+    assert whole["task"].tolist() == list(range(gone, stored))
+    most = stored + during_copy + unpublished - capacity  # nothing is left out that is whole
+    assert gone == min(max(0, most), stored)

@@ -60,6 +60,7 @@ def test_limits_are_the_same():
         "STOP_IDS_PER_REQUEST": "kStopIdsPerRequest",
         "COUNTER_STRIDE": "kCounterStride",
         "SPAN_COUNT_STRIDE": "kSpanCountStride",
+        "SPANS_UNPUBLISHED": "kSpansUnpublished",
         "NO_SAMPLE": "kNoSample",
     }.items():
         assert getattr(wire, ours) == constants[theirs]

@@ -26,7 +26,7 @@ GPURT_FN u32 live_slots(const Decision& decision) {
 
 // Opens the step in all segments of the decider. Once a step: all tasks of the round before have
 // ended, so nobody needs the old words, and draws that only found kPlaceEnd may be lost.
-GPURT_FN void publish(const Program& program, const Decision& decision, u64 step, u32 live) {
+GPURT_FN void publish_live(const Program& program, const Decision& decision, u64 step, u32 live) {
   const u64 round = step_round(program, step) & 0xFFFFFFFFu;
   for (u32 i = 0; i < decision.published_count; ++i) {
     const Published& published = decision.published[i];

@@ -183,7 +183,7 @@ __device__ __noinline__ bool decide_by_warp(const Slot& slot) {
     __syncwarp();
     return false;
   }
-  if (lane == 0) publish(program, decision, slot.step, live);
+  if (lane == 0) publish_live(program, decision, slot.step, live);
   fence_acq_rel_gpu();
   const Absent* absents = at<const Absent>(program.absents) + decision.absent_begin;
   const CounterInfo* infos = at<const CounterInfo>(program.counter_infos);

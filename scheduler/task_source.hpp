@@ -120,7 +120,7 @@ struct TaskSource {
     Cursor& cursor =
         at<Cursor>(program->cursors)[at<const Segment>(program->segments)[segment].cursor];
     if (live == kUnpublished) {
-      // The acquire pairs with publish(): also what the decider wrote is visible after it.
+      // The acquire pairs with publish_live(): also what the decider wrote is visible after it.
       const i32 ahead = rounds_ahead(load_acquire(&cursor.head));
       if (ahead != 0) return ahead < 0 ? Drawn::kEmpty : Drawn::kLater;
       live = static_cast<u32>(load_relaxed(&cursor.tail));

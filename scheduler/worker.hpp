@@ -150,7 +150,7 @@ class Worker {
       raise_fault(program_, fault);
       return false;
     }
-    publish(program_, decision, step, live);
+    publish_live(program_, decision, step, live);
     compensate(program_, decision, step, live, &kept_);
     return true;
   }

@@ -65,7 +65,7 @@ void World::decide_wrongly(const TaskRecord& record, u64 step) {
   const u32 live = live_slots(decision);
   model_->families_misled += 1;
   if (planted_ == Planted::kPublishBeforeData) {
-    gpurt::publish(p, decision, step, live);
+    gpurt::publish_live(p, decision, step, live);
   } else {
     const u64 round = step_round(p, step) & 0xFFFFFFFFu;
     for (u32 i = 0; i < decision.published_count; ++i) {

@@ -154,7 +154,7 @@ void Pipeline::run_storer() {
       if ((record.flags & kTaskDecides) != 0) {
         const Decision& decision = decision_of(program_, record);
         const u32 live = live_slots(decision);
-        publish(program_, decision, taken.step, live);
+        publish_live(program_, decision, taken.step, live);
         compensate(program_, decision, taken.step, live, nullptr);
       }
       for (u32 i = 0; i < record.signal_count; ++i) {

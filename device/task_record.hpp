@@ -87,7 +87,7 @@ struct Segment {
   u32 policy;  // Policy
   u32 begin;   // tasks [begin, end) of the plan
   u32 end;
-  u32 cursor;  // claim, ready: index into Program::cursors
+  u32 cursor;  // claim, ready, dynamic: index into Program::cursors
 };
 static_assert(sizeof(Segment) == 16);
 
@@ -162,7 +162,7 @@ enum Phase : u32 { kPhasePlain = 0, kPhasePrefill = 1, kPhaseDecode = 2 };
 // `rows` RowStates follow in memory, up to Program::rows_capacity; then as many u32 sample rows
 // (the row index of each sampled row, ascending); then as many u32 sampled tokens (out).
 struct StepState {
-  u64 step;          // this step's number since launch, from 0
+  u64 step;          // this step's number since launch, from Program::first_step
   u32 rows;          // active rows
   u32 sample_count;  // how many rows want logits
   u32 phase;         // Phase of the first row: for traces
@@ -263,7 +263,7 @@ enum FaultKind : u32 {
   kFaultEdgeTimeout = 1,     // a counter did not reach its target
   kFaultPayloadTimeout = 2,  // a sentinel never went away
   kFaultStreamTimeout = 3,   // a weight copy never landed
-  kFaultQueueTimeout = 4,    // a claimed ready slot was never filled
+  kFaultQueueTimeout = 4,    // a ready slot was never filled, or a dynamic segment never opened
   kFaultNonFinite = 5,       // a body met NaN or infinity where the model needs a number
   kFaultHostBody = 6,        // a Python body raised
   kFaultCheckIn = 7,         // not every worker arrived
@@ -293,7 +293,7 @@ struct alignas(64) HostControl {
   u64 submit_head;    // requests admitted
   u32 kernel_state;   // KernelState
   u32 workers_in;     // workers that checked in since launch
-  u64 heartbeat;      // steps finished since launch: the host's watchdog reads it
+  u64 heartbeat;      // steps finished since launch: the host's Session watches it
   u64 idle_since_ns;  // device clock when the last request ended, 0 while busy
   u8 pad1[32];
   Fault fault;

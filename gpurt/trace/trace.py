@@ -292,7 +292,7 @@ def _rows(lists: Iterable[Sequence[int]]) -> Rows:
 def _dynamic(plan: Plan) -> NDArray[np.bool_]:
     dynamic = np.zeros(len(plan.tasks), bool)
     for segment in plan.segments:
-        if getattr(segment, "dynamic", None) is not None:
+        if segment.dynamic is not None:
             dynamic[segment.begin : segment.end] = True
     return dynamic
 

@@ -186,7 +186,7 @@ def _critical(trace: Trace, step: int) -> RenderableType:
     head = f"critical path of step {step}: {len(path)} tasks, {(high - low) / 1e3:.1f} us = " + (
         " + ".join(f"{name} {ns / 1e3:.1f}" for name, ns in parts.items())
     )
-    table = _table(head, ("operator", "tasks", "run us", "share of step"), left=("operator",))
+    table = _table("", ("operator", "tasks", "run us", "share of step"), left=("operator",))
     keys = [analysis.operator_key(trace.operators[int(o)].path, trace.name) for o in path["op"]]
     sums: dict[str, list[int]] = {}
     for key, span in zip(keys, path, strict=True):
@@ -196,7 +196,7 @@ def _critical(trace: Trace, step: int) -> RenderableType:
     for key, (count, nanoseconds) in sorted(sums.items(), key=lambda e: -e[1][1])[:TABLE_ROWS]:
         share = nanoseconds / max(high - low, 1)
         table.add_row(key, str(count), f"{nanoseconds / 1e3:.1f}", f"{share:.1%}")
-    return table
+    return Group(Text(head, "italic"), table)
 
 
 # ---- helpers ---------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _table(title: str, names: Iterable[str], left: Iterable[str]) -> Table:
     """Numbers to the right and whole; where the terminal is narrow, names give way."""
     shape = box.SIMPLE_HEAD
     table = Table(
-        title=title, title_justify="left", box=shape, pad_edge=False, padding=(0, 1, 0, 0)
+        title=title or None, title_justify="left", box=shape, pad_edge=False, padding=(0, 1, 0, 0)
     )
     for name in names:
         side: Literal["left", "right"] = "left" if name in left else "right"

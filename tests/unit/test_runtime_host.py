@@ -288,6 +288,9 @@ def test_trace_of_a_request_has_its_steps_only(tiny):
     assert len(trace.whole_steps) == 4
     assert trace.steps["step"].tolist() == trace.whole_steps.tolist() == [6, 7, 8, 9]
     assert trace.critical_path()["task"][-1] == len(trace.task_op) - 1
+    known = trace.requests[0]
+    assert (known.first_step, known.last_step, known.tokens) == (6, 9, 4)
+    assert len(trace.requests) == 1
 
 
 def test_trace_off_says_how_to_turn_it_on(tiny):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
+import zlib
+from dataclasses import replace
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -11,7 +14,10 @@ from gpurt import wire
 from gpurt.errors import TraceError
 from gpurt.executors.base import RawTrace
 from gpurt.graph import Graph
-from gpurt.trace import Trace
+from gpurt.plan import PlanBuffer, PlanDynamic, PlanSegment
+from gpurt.trace import RequestInfo, Trace
+from gpurt.trace.file import HEADER, MAGIC, VERSION
+from gpurt.trace.trace import row
 from tests.helpers.fake_executor import toy_plan
 from tests.helpers.hand_trace import hand_trace
 
@@ -100,3 +106,48 @@ def test_only_the_steps_of_the_request_are_taken():
 def test_no_spans_is_an_error_that_says_how_to_get_some():
     with pytest.raises(TraceError, match=r"^no spans were kept - at plan toy - open the Runtime"):
         Trace.from_raw(toy_plan(Graph("toy", vocab=5)), raw_of([]))
+
+
+def test_file_keeps_regions_requests_and_dynamic_tasks(tmp_path):
+    trace = hand_trace(
+        regions=("x[0:4] f32", "y[0:2] f32"),
+        task_reads=(np.array([0, 0, 1, 1, 1]), np.array([0])),
+        task_writes=(np.array([0, 1, 1, 1, 1]), np.array([1])),
+        requests=(RequestInfo(7, 0, 3, 5, 4),),
+        task_dynamic=np.array([False, True, False, False]),
+    )
+    trace.save(tmp_path / "a.trace")
+    again = Trace.load(tmp_path / "a.trace")
+    assert (again.regions, again.requests) == (trace.regions, trace.requests)
+    assert again.task_reads[0].tolist() == [0, 0, 1, 1, 1]
+    assert again.task_writes[1].tolist() == [1]
+    assert again.task_dynamic.tolist() == [False, True, False, False]
+
+
+def test_file_of_an_older_gpurt_is_read_without_what_came_later(tmp_path):
+    path = tmp_path / "a.trace"
+    hand_trace(2).save(path)
+    fields = msgpack.unpackb(path.read_bytes()[HEADER.size :])
+    for late in ("regions", "task_reads", "task_writes", "task_dynamic", "requests"):
+        del fields[late]
+    body = msgpack.packb(fields)
+    path.write_bytes(HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body)) + body)
+    again = Trace.load(path)
+    assert (again.regions, again.requests) == ((), ())
+    assert not again.task_dynamic.any()
+    assert again.whole_steps.tolist() == [0, 1]
+
+
+def test_regions_of_the_plan_are_named_once_and_dynamic_segments_marked():
+    plan = toy_plan(Graph("toy", vocab=5))
+    buffer = PlanBuffer("x", (4, 8), "f32", "activation", "", 128, "activation", 0)
+    whole, part = (0, ((0, 4), (0, 8))), (0, ((0, 4), (2, 4)))
+    tasks = [replace(plan.tasks[0], writes=(whole,)), replace(plan.tasks[1], reads=(whole, part))]
+    dynamic = PlanDynamic(0, 0, (0, 0), 1, ())
+    segments = (PlanSegment("static", 0, 1), PlanSegment("claim", 1, 2, dynamic))
+    changed = replace(plan, buffers=(buffer,), tasks=(*tasks, plan.tasks[2]), segments=segments)
+    trace = Trace.from_raw(changed, raw_of([(0, 0, 0, 0, 0, 5, 0)]))
+    assert trace.regions == ("x[0:4, 0:8] f32", "x[0:4, 2:4] f32")
+    assert [row(trace.task_reads, t).tolist() for t in range(3)] == [[], [0, 1], []]
+    assert row(trace.task_writes, 0).tolist() == [0]
+    assert trace.task_dynamic.tolist() == [False, True, False]

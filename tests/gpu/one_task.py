@@ -66,12 +66,16 @@ class Step:
 
 
 class OneTask:
-    """Compiles one body and runs records of it. `struct`: its C++ type, if not its name."""
+    """Compiles one body and runs records of it. `struct`: its C++ type, if not its name. features:
+    macros that cuda_compile defines for plans that need them.
+    """
 
-    def __init__(self, body: str, struct: str = "", team_warps: int = 16) -> None:
+    def __init__(
+        self, body: str, struct: str = "", team_warps: int = 16, features: Sequence[str] = ()
+    ) -> None:
         self.device = Device.open()
         arch = self.device.limits.arch
-        generated = {GENERATED: header(body, struct, team_warps)}
+        generated = {GENERATED: header(body, struct, team_warps, features)}
         self.compiled = compile_source(RUNNER, arch, headers=generated, name="runner.cu")
         self.threads = team_warps * 32
         with self.device.current():
@@ -147,13 +151,14 @@ class OneTask:
         return program
 
 
-def header(body: str, struct: str, team_warps: int) -> str:
+def header(body: str, struct: str, team_warps: int, features: Sequence[str] = ()) -> str:
     """bodies.gen.cuh with one body."""
     return "\n".join(
         [
             "#pragma once",
             '#include "types.hpp"',
             f"namespace gpurt {{ constexpr u32 kTeamWarps = {team_warps}, kStageCount = 2; }}",
+            *(f"#define {name} 1" for name in features),
             '#include "bodies/body_list.cuh"',
             f'#include "bodies/{body}.cuh"',
             f"namespace gpurt {{ using Bodies = BodyList<{struct or body}>; }}",

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from gpurt.arrays import from_storage
 from gpurt.config import DEBUG_LEVELS
 from gpurt.errors import ClosedError, FaultError, GpurtError, RingFullError, TraceError
+from gpurt.executors.base import settled_state
 from gpurt.faults import describe_fault
 from gpurt.request import WAIT_SLICE_S, Request
 from gpurt.wire import FinishReason, KernelState, RequestFlags, RequestKind
@@ -324,16 +325,11 @@ class Session:
 
     # ---- helpers: launch -----------------------------------------------------------------
     def _ensure_running(self, request: Request) -> None:
-        deadline = time.monotonic() + self._drain_s
-        while self.executor.running():
-            if self._view.kernel_state() != KernelState.ENDING:
-                # RUNNING: it reads the tail again before it may end. ABSENT: it is starting.
-                return
-            if time.monotonic() > deadline:
-                self._abort(f"the kernel has been ending for {self._drain_s:g} s")
-                return
-            time.sleep(POLL_S)
-        self._launch(request)
+        state = settled_state(self.executor, self._drain_s)
+        if state == KernelState.ENDING:
+            self._abort(f"the kernel has been ending for {self._drain_s:g} s")
+        elif state == KernelState.ABSENT:
+            self._launch(request)
 
     def _launch(self, request: Request) -> None:
         self.executor.launch()

@@ -25,6 +25,7 @@ from gpurt.plan import Plan
 
 SPAN_STEPS = 16  # steps whose spans are kept, at the least, if workers share the tasks evenly
 SPAN_CAPACITY_MIN = 8192
+ENDING_SLICE_S = 0.0005  # between two looks at a kernel that is ending
 
 Record = np.ndarray[tuple[()], Any]  # a structured array without axes: fields by name, writable
 
@@ -193,6 +194,24 @@ class HostView:
         """Called after a word of the host changed. The host executor wakes sleeping workers."""
 
 
+def settled_state(executor: Executor, timeout_s: float) -> wire.KernelState:
+    """Whether a kernel is there that takes what was published, once it knows itself.
+
+    Returns: RUNNING, also while it is starting; ABSENT: launch; ENDING: it is still there and has
+    been leaving for `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while executor.running():
+        # RUNNING: it reads the tail again before it may end. ABSENT: it is starting.
+        if executor.host.kernel_state() != wire.KernelState.ENDING:
+            return wire.KernelState.RUNNING
+        if time.monotonic() > deadline:
+            return wire.KernelState.ENDING
+        # ENDING lasts for microseconds: either it saw the request, or its workers are leaving.
+        executor.join(ENDING_SLICE_S)
+    return wire.KernelState.ABSENT
+
+
 def ensure_running(executor: Executor, timeout_s: float = 30.0) -> bool:
     """Make sure that a kernel is there which takes published requests. Returns: whether this call
     launched. Call it after `publish` returned False, and again whenever a wait for output timed
@@ -200,15 +219,10 @@ def ensure_running(executor: Executor, timeout_s: float = 30.0) -> bool:
 
     Raises: DeviceError if an ending kernel is still there after `timeout_s`.
     """
-    deadline = time.monotonic() + timeout_s
-    while executor.running():
-        if executor.host.kernel_state() != wire.KernelState.ENDING:
-            return False
-        # ENDING lasts for microseconds: either it saw the request, or its workers are leaving.
-        if executor.join(0.01):
-            break
-        if time.monotonic() > deadline:
-            msg = f"a kernel is still ending after {timeout_s:.0f} s - at {executor.plan.name}"
-            raise DeviceError(f"{msg} - close the runtime and open it again")
-    executor.launch()
-    return True
+    state = settled_state(executor, timeout_s)
+    if state == wire.KernelState.ENDING:
+        msg = f"a kernel is still ending after {timeout_s:.0f} s - at {executor.plan.name}"
+        raise DeviceError(f"{msg} - close the runtime and open it again")
+    if state == wire.KernelState.ABSENT:
+        executor.launch()
+    return state == wire.KernelState.ABSENT

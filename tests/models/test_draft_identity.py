@@ -15,7 +15,9 @@ from gpurt.graphs import muse_spark
 from gpurt.graphs.drafters import add_drafter
 from gpurt.graphs.llama import build
 from gpurt.loaders import load_model
+from gpurt.reply import Reply
 from gpurt.runtime import Runtime
+from tests.helpers.byte_tokenizer import byte_tokenizer
 from tests.helpers.hostile_drafters import (
     Follower,
     add_python_drafter,
@@ -164,6 +166,20 @@ def test_a_stop_token_inside_a_block_ends_the_text_exactly_there(runtime, tiny, 
         end = plain.index(stop) + 1
         assert request.result(30).token_ids == plain[:end]
         assert request.finish_reason == "stop"
+
+
+def test_a_stop_string_inside_a_block_ends_the_text_exactly_there(runtime, tiny, plain, tmp_path):
+    tokenizer = byte_tokenizer(tmp_path)
+    whole = tokenizer.decode(plain[:16])  # of the first block and the token before it
+    follower = Follower(plain, VOCAB, 15)
+    graph = add_python_drafter(graph_of(tiny), follower, 15)
+    for begin in range(len(whole) - 2):
+        stop = whole[begin : begin + 2]
+        follower.restart()
+        request = runtime.submit(graph, PROMPT, max_tokens=TOKENS)
+        reply = Reply(request, tokenizer, [stop])
+        assert "".join(reply) == reply.text == whole[: whole.find(stop)]
+        assert reply.finish_reason == "stop"
 
 
 def test_max_tokens_ends_the_text_exactly_there(runtime, tiny, plain):

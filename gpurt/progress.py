@@ -1,13 +1,19 @@
-"""Progress bars on stderr for work that takes longer than two seconds, and only on a terminal."""
+"""Progress: how long work is reported, and bars of it on a terminal.
+
+Bars go to stderr, and show only for work that takes longer than two seconds.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 SHOW_AFTER_S = 2.0
+
+Progress = Callable[[str, int, int], None]  # what is going on, units done, units in total
 
 
 class ProgressBars:
@@ -56,14 +62,14 @@ class ProgressBars:
 
     def _open(self) -> Any:
         if self._progress is None:
+            from rich import progress
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.percentage:>3.0f}%"),
-                TimeRemainingColumn(),
+            self._progress = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.TextColumn("{task.percentage:>3.0f}%"),
+                progress.TimeRemainingColumn(),
                 console=Console(stderr=True, force_terminal=True),
                 transient=True,
             )

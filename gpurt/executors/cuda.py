@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +30,7 @@ from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, compile_kernel
 from gpurt.executors.cuda_driver import STAGING_BYTES, Device, Kernel
 from gpurt.graph import Graph
 from gpurt.plan import MEMORIES, Plan, PlanBuffer, align_up
-
-Progress = Callable[[str, int, int], None]
+from gpurt.progress import Progress
 
 SENTINEL_BYTE = 0xFF
 _RESET = ("counters", "arrived", "ready_slots", "cursors", "held_tickets", "slots")

@@ -27,8 +27,7 @@ from gpurt.executors.base import HostView, Options, RawTrace, whole_spans
 from gpurt.executors.contents import packed_array, source_array
 from gpurt.graph import Graph
 from gpurt.plan import Plan, PlanBuffer, PlanRegion
-
-Progress = Callable[[str, int, int], None]
+from gpurt.progress import Progress
 
 SHARED_ALIGN_BYTES = 16  # a caller's array that lies worse is copied
 HUGE_PAGES_FROM_BYTES = 4 << 20

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpurt.errors import ModelError
-from gpurt.loaders.model import Model, Progress, WeightSource
+from gpurt.loaders.model import Model, WeightSource
+from gpurt.progress import Progress
 
 __all__ = ["Model", "Progress", "WeightSource", "load_model"]
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from gpurt.errors import ModelError
 from gpurt.graphs.llama import LlamaConfig
 from gpurt.loaders.gguf_file import GgufFile, GgufTensor
-from gpurt.loaders.model import Model, Progress, WeightSource, check_tensors, integer, need, number
+from gpurt.loaders.model import Model, WeightSource, check_tensors, integer, need, number
+from gpurt.progress import Progress
 from gpurt.tokenizer import chat_template, tokenizer_from_gguf
 
 _LAYER_NAMES = {

@@ -15,20 +15,29 @@ from gpurt.graphs.llama import LlamaConfig, RopeScaling
 from gpurt.loaders.model import (
     Model,
     ModelConfig,
-    Progress,
     WeightSource,
+    check_heads,
     check_tensors,
     id_list,
     integer,
     need,
     number,
+    only_setting,
 )
 from gpurt.loaders.safetensors_file import read_folder
+from gpurt.progress import Progress
 from gpurt.tokenizer import chat_format, tokenizer_from_json
 
 _MODEL_TYPES = ("llama", "qwen3")
 _MOE_TYPES = ("qwen3_moe", "muse_spark")
 _CONFIG = "config.json"
+_ONLY = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
+    "quantization_config": None,
+}
 
 
 def load_folder(folder: Path, progress: Progress | None = None) -> Model:
@@ -89,20 +98,7 @@ def _family(
 def config_from_json(values: dict[str, Any], path: str) -> LlamaConfig:
     """A LlamaConfig from a parsed config.json. Raises: ModelError naming the key at fault."""
     model_type = values.get("model_type")
-    for key, wanted in (
-        ("hidden_act", "silu"),
-        ("attention_bias", False),
-        ("mlp_bias", False),
-        ("use_sliding_window", False),
-        ("quantization_config", None),
-    ):
-        value = values.get(key)
-        need(
-            value is None or value == wanted,
-            f"{key} is {value!r}",
-            path,
-            f"gpurt runs models with {key} {wanted!r}",
-        )
+    only_setting(values, _ONLY, path)
     sliding = [kind for kind in values.get("layer_types") or [] if kind != "full_attention"]
     need(not sliding, f"layer_types has {sliding[:1]}", path, "gpurt runs full attention")
     hidden = integer(values, "hidden_size", path)
@@ -110,13 +106,7 @@ def config_from_json(values: dict[str, Any], path: str) -> LlamaConfig:
     kv_heads = integer(values, "num_key_value_heads", path, heads)
     # transformers' own defaults: llama divides, qwen3 says 128
     head_dim = integer(values, "head_dim", path, 128 if model_type == "qwen3" else hidden // heads)
-    need(
-        heads % kv_heads == 0,
-        f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}",
-        path,
-        "the config is wrong",
-    )
-    need(head_dim % 2 == 0, f"head_dim is {head_dim}", path, "rotary embedding needs an even size")
+    check_heads(heads, kv_heads, head_dim, path)
     theta, scaling = _rope(values, path)
     return LlamaConfig(
         architecture=str(model_type),

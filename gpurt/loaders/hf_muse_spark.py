@@ -13,7 +13,15 @@ from typing import Any
 from gpurt.buffer import nvfp4
 from gpurt.errors import ModelError
 from gpurt.graphs.muse_spark import PREFIX, MuseSparkConfig
-from gpurt.loaders.model import WeightSource, integer, need, number
+from gpurt.loaders.model import (
+    WeightSource,
+    check_heads,
+    experts_of,
+    integer,
+    need,
+    number,
+    only_setting,
+)
 
 _TOWERS = ("model.vision_tower.", "model.vision_adapter.", "model.vision_projection", "model.audio")
 # What exporters add: constants that follow from the config, and scales of an fp8 cache.
@@ -21,6 +29,7 @@ _UNREAD = re.compile(
     r"rotary_emb|\.num_tokens_per_expert$|\.mlp\.norm_weight$|\.embed_norm\.weight$"
     r"|\.self_attn\.[qkv]_scale$"
 )
+_ONLY = {"hidden_act": "silu", "attention_bias": False, "num_shared_experts": 0}
 _CODES = re.compile(re.escape(PREFIX) + r"\.layers\.(\d+)\.mlp\.experts\.gate_up_proj")
 
 
@@ -45,38 +54,14 @@ def config_from_json(
     text = values.get("text_config")
     need(isinstance(text, dict), "text_config is missing", path, "the config must hold an object")
     assert isinstance(text, dict)
-    for key, wanted in (
-        ("hidden_act", "silu"),
-        ("attention_bias", False),
-        ("num_shared_experts", 0),
-    ):
-        value = text.get(key)
-        need(
-            value is None or value == wanted,
-            f"text_config.{key} is {value!r}",
-            path,
-            f"gpurt runs models with {key} {wanted!r}",
-        )
+    only_setting(text, _ONLY, path, "text_config.")
     _check_quantisation(values, path)
     layers = integer(text, "num_hidden_layers", path)
     heads = integer(text, "num_attention_heads", path)
     kv_heads = integer(text, "num_key_value_heads", path)
     head_dim = integer(text, "head_dim", path)
-    experts = integer(text, "num_local_experts", path)
-    top_k = integer(text, "num_experts_per_tok", path)
-    need(
-        heads % kv_heads == 0,
-        f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}",
-        path,
-        "the config is wrong",
-    )
-    need(head_dim % 2 == 0, f"head_dim is {head_dim}", path, "rotary embedding needs an even size")
-    need(
-        top_k <= experts,
-        f"num_experts_per_tok {top_k} exceeds num_local_experts {experts}",
-        path,
-        "the config is wrong",
-    )
+    check_heads(heads, kv_heads, head_dim, path)
+    experts, top_k = experts_of(text, "num_local_experts", path)
     kinds = _per_layer(text, "mlp_layer_types", layers, ["sparse"] * layers, path)
     _known(kinds, "mlp_layer_types", ("sparse", "dense"), path)
     stored = {name: match for name in found if (match := _CODES.fullmatch(name))}

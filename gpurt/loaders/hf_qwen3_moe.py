@@ -7,7 +7,7 @@ from typing import Any
 
 from gpurt.graphs.llama import LlamaConfig
 from gpurt.graphs.qwen3_moe import Qwen3MoeConfig
-from gpurt.loaders.model import integer, need
+from gpurt.loaders.model import experts_of, integer
 
 
 def config_from_json(values: dict[str, Any], path: str) -> Qwen3MoeConfig:
@@ -16,14 +16,7 @@ def config_from_json(values: dict[str, Any], path: str) -> Qwen3MoeConfig:
 
     base = hf.config_from_json(values, path)
     key = "num_local_experts" if "num_experts" not in values else "num_experts"
-    experts = integer(values, key, path)
-    top_k = integer(values, "num_experts_per_tok", path)
-    need(
-        top_k <= experts,
-        f"num_experts_per_tok {top_k} exceeds {key} {experts}",
-        path,
-        "the config is wrong",
-    )
+    experts, top_k = experts_of(values, key, path)
     step = integer(values, "decoder_sparse_step", path, 1)
     dense = values.get("mlp_only_layers") or []
     shared = {field.name: getattr(base, field.name) for field in fields(LlamaConfig)}

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _CODES_ONLY = ("u8", "e4m3")  # stored so, a tensor is half of a quantised one
 
-Progress = Callable[[str, int, int], None]  # what is going on, units done, units in total
-
 
 @dataclass(frozen=True)
 class WeightSource:
@@ -154,6 +152,47 @@ def number(values: Mapping[str, Any], key: str, path: str, default: float | None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ModelError(f"{key} is {value!r} - at {path} - it must be a number above 0")
     return float(value)
+
+
+def only_setting(
+    values: Mapping[str, Any], wanted: Mapping[str, Any], path: str, prefix: str = ""
+) -> None:
+    """Keys of which gpurt runs one value; a config that leaves one out means it.
+
+    prefix: what stands before a key in messages. Raises: ModelError naming key and value.
+    """
+    for key, only in wanted.items():
+        value = values.get(key)
+        need(
+            value is None or value == only,
+            f"{prefix}{key} is {value!r}",
+            path,
+            f"gpurt runs models with {key} {only!r}",
+        )
+
+
+def check_heads(heads: int, kv_heads: int, head_dim: int, path: str) -> None:
+    """Raises: ModelError if heads share no kv heads evenly, or cannot be rotated."""
+    need(
+        heads % kv_heads == 0,
+        f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}",
+        path,
+        "the config is wrong",
+    )
+    need(head_dim % 2 == 0, f"head_dim is {head_dim}", path, "rotary embedding needs an even size")
+
+
+def experts_of(values: Mapping[str, Any], key: str, path: str) -> tuple[int, int]:
+    """(experts, experts a token) of a config. Raises: ModelError naming the key at fault."""
+    experts = integer(values, key, path)
+    top_k = integer(values, "num_experts_per_tok", path)
+    need(
+        top_k <= experts,
+        f"num_experts_per_tok {top_k} exceeds {key} {experts}",
+        path,
+        "the config is wrong",
+    )
+    return experts, top_k
 
 
 def id_list(value: Any) -> tuple[int, ...]:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from gpurt.buffer import DType, bf16, e4m3, f16, f32, u8
 from gpurt.errors import ModelError
-from gpurt.loaders.model import Progress, WeightSource
+from gpurt.loaders.model import WeightSource
+from gpurt.progress import Progress
 
 _DTYPES = {"F32": f32, "F16": f16, "BF16": bf16, "U8": u8, "F8_E4M3": e4m3}
 _HEADER_BYTES_MAX = 100_000_000  # the format's own bound

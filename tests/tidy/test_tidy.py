@@ -1,4 +1,4 @@
-"""Style that a machine can hold: sizes, places of imports, words. See CONTRIBUTING in README."""
+"""Style that a machine can hold: sizes, places of imports, words, a home for every body."""
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ class Graph:
 
     rows: rows (tokens) one step can carry. slots: sequences one step can mix. context: positions
     of one sequence. vocab: logits a row, 0 for a graph that makes no tokens.
-    Not thread-safe; a Graph is frozen by its first plan.
+    Not thread-safe. Change no Graph that was planned: plans and sessions rely on it.
+    Methods that add a buffer raise GraphError for an unknown dtype, an empty axis, blocks that do
+    not divide a row, and a name that is taken.
     """
 
     def __init__(
@@ -77,7 +79,10 @@ class Graph:
 
     # ---- buffers -----------------------------------------------------------------------------
     def weight(self, name: str, shape: Sequence[int], dtype: DType | str, source: Any) -> Buffer:
-        """A buffer that no task writes. source: array, DLPack object, or a function giving one."""
+        """A buffer that no task writes. source: array, DLPack object, or a function giving one.
+
+        Raises: GraphError, also without a source.
+        """
         return self._buffer(name, shape, dtype, "weight", source)
 
     def activation(self, name: str, shape: Sequence[int], dtype: DType | str) -> Buffer:
@@ -134,7 +139,11 @@ class Graph:
         name: str = "",
         **params: Param,
     ) -> Operator:
-        """Add one Task: it reads and writes exactly these regions, and is never cut."""
+        """Add one Task: it reads and writes exactly these regions, and is never cut.
+
+        The body gets `reads`, then `writes`. Raises: GraphError for a write to a weight, and for a
+        region of another Graph.
+        """
         regions = [_region(r) for r in (*reads, *writes)]
         args = {f"arg{i}": region for i, region in enumerate(regions)}
         read, written = tuple(regions[: len(reads)]), tuple(regions[len(reads) :])
@@ -143,7 +152,11 @@ class Graph:
     def op(
         self, body: Body, args: dict[str, Operand | None], *, name: str = "", **params: Param
     ) -> Operator:
-        """Add an operator of a built-in body; the planner tiles it. Arguments go by name."""
+        """Add an operator of a built-in body; the planner tiles it. Arguments go by name.
+
+        args: None stands for an optional one that is absent. Raises: GraphError for an argument or
+        parameter that is missing or unknown, and as `task`.
+        """
         bound = {k: _region(v) for k, v in args.items() if v is not None}
         where = self._path(name or body.name)
         known = {a.name for a in body.args}

@@ -49,7 +49,10 @@ def cut(source: WeightSource, axis: int, index: int, count: int) -> WeightSource
 
 
 def cut_halves(source: WeightSource, index: int, count: int) -> WeightSource:
-    """[E, 2 N, K]: part `index` of `count` of the first N rows, then of the second N."""
+    """[E, 2 N, K]: part `index` of `count` of the first N rows, then of the second N.
+
+    Raises: GraphError if N has no `count` equal parts.
+    """
     experts, rows, k = source.shape
     if rows % (2 * count):
         msg = f"rows of {source.name} {list(source.shape)} have no two times {count} equal parts"

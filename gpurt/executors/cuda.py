@@ -148,7 +148,10 @@ class CudaExecutor:
         return True
 
     def read(self, buffer_name: str) -> NDArray[Any]:
-        """A copy of a buffer, in its storage dtype and shape. Payload: of the last step's set."""
+        """A copy of a buffer, in its storage dtype and shape. Payload: of the last step's set.
+
+        Raises: PlanError for an unknown name and for a packed weight, ClosedError.
+        """
         buffer, address = self._find(buffer_name)
         if buffer.packing:
             msg = f"{buffer.name} is packed as {buffer.packing} - at CudaExecutor.read"
@@ -162,7 +165,10 @@ class CudaExecutor:
         return raw.view(dtype.storage).reshape(*buffer.shape[:-1], last_axis)
 
     def write(self, buffer_name: str, array: NDArray[Any]) -> None:
-        """Fill a state buffer. Only while no request runs. Raises: PlanError if it does not fit."""
+        """Fill a state buffer. Only while no request runs.
+
+        Raises: PlanError if it does not fit or is no state, ClosedError.
+        """
         buffer, address = self._find(buffer_name)
         storage = DTYPES[buffer.dtype].storage
         data = np.ascontiguousarray(array)
@@ -201,7 +207,10 @@ class CudaExecutor:
         return RawTrace(spans, sampled, ordered, SPAN_TICK_NS, dropped)
 
     def close(self) -> None:
-        """Abort, wait for the kernel's end and give all memory back. Idempotent."""
+        """Abort, wait for the kernel's end and give all memory back. Idempotent.
+
+        Raises: DeviceError if the kernel is still there after its wait time-out and 10 s more.
+        """
         if self._closed:
             return
         self.host.request_abort()

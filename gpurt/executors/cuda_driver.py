@@ -127,6 +127,7 @@ class Device:
         """Zeroed pinned memory that the device sees at the same address.
 
         It lives as long as an array views it, so a late reader never touches freed memory.
+        Raises: DeviceError without unified addressing, or if it cannot be had.
         """
         driver = self._driver
         flags = driver.CU_MEMHOSTALLOC_DEVICEMAP | driver.CU_MEMHOSTALLOC_PORTABLE
@@ -241,7 +242,10 @@ class Kernel:
         return int(pointer), int(size)
 
     def resident_blocks(self, threads: int, smem_bytes: int) -> int:
-        """Blocks of one SM that run at once, asked of the driver for this very kernel."""
+        """Blocks of one SM that run at once, asked of the driver for this very kernel.
+
+        Raises: DeviceError if a block needs more shared memory than the device gives one.
+        """
         limit = self.device.limits.smem_bytes
         if smem_bytes > limit:
             msg = f"one block needs {smem_bytes:,} bytes of shared memory, the device has {limit:,}"

@@ -119,7 +119,10 @@ class HostExecutor:
         return np.array(self._view(buffer_name))
 
     def write(self, buffer_name: str, array: NDArray[Any]) -> None:
-        """Fill a state buffer with an array of its storage dtype and shape."""
+        """Fill a state buffer with an array of its storage dtype and shape.
+
+        Raises: PlanError for another dtype or shape, for a weight, and for an unknown name.
+        """
         view = self._view(buffer_name)
         if self.plan.buffers[self.plan.buffer_index(buffer_name)].role == "weight":
             msg = f"{buffer_name} is a weight, which nobody writes - at {self.plan.name}"

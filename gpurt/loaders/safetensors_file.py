@@ -56,7 +56,10 @@ def read_folder(folder: Path, progress: Progress | None = None) -> dict[str, Wei
 
 
 def read_file(path: Path) -> dict[str, WeightSource]:
-    """The tensors of one safetensors file; their bytes stay on disk until they are loaded."""
+    """The tensors of one safetensors file; their bytes stay on disk until they are loaded.
+
+    Raises: ModelError if it is truncated or damaged, or has a dtype that gpurt does not know.
+    """
     try:
         mapped: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:

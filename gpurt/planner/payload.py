@@ -4,7 +4,7 @@
     advance(s)  waits for all of that: the last readers of set (s+1) & 1 ended before step s opened,
                 and the fill is released before step s+1, whose writers come next
 
-So one release a step, through `advance`, orders all fills (design.md, section 3). A buffer may be
+So one release a step, through `advance`, orders all fills (device/DESIGN.md). A buffer may be
 a payload buffer when no element is written twice in a step and every body that touches it polls.
 """
 

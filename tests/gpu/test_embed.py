@@ -34,6 +34,27 @@ def test_embed_copies_each_tokens_row_exactly(dtype: str) -> None:
     assert np.isnan(got[5:]).all()
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("hidden", [48, 576, 8192])
+def test_embed_norms_each_row_and_its_bits_depend_on_no_team(dtype: str, hidden: int) -> None:
+    rng = np.random.default_rng(4)
+    table = to_storage(rng.standard_normal((50, hidden)).astype(np.float32), DTYPES[dtype])
+    tokens = [0, 49, 5, 5, 12]
+    step = Step([0] * 5, range(5), tokens=tokens)
+    x = np.full((16, hidden), np.nan, np.float32)
+    params = [hidden, dtype_code(DTYPES[dtype]), 1e-5]
+    got = []
+    for team in (16, 1):
+        one = OneTask("embed", "", team, ("GPURT_EMBED_NORMS",))
+        got.append(one.run([table, x], params, [(0, 0, 0, 0)], step)[1])
+    assert got[0] is not None
+    assert got[0].tobytes() == got[1].tobytes()
+    rows = to_float32(table, DTYPES[dtype])[tokens]
+    want = rows / np.sqrt(np.mean(rows * rows, axis=-1, keepdims=True) + np.float32(1e-5))
+    np.testing.assert_allclose(got[0][:5], want, rtol=2e-6, atol=1e-7)
+    assert np.isnan(got[0][5:]).all()
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_rearm_fills_its_part_of_the_next_steps_set_only(number: int) -> None:
     sets = np.zeros((2, 4096), np.uint8)

@@ -95,7 +95,7 @@ def inputs(case: Case, rows: int, pattern: str, seed: int = 0) -> Arrays:
     if case.norm:
         arrays["norm"] = rng.choice([0.5, 1.0, 2.0], case.k).astype(np.float32)
     if case.w_scale:
-        arrays["w_scale"] = rng.uniform(0.25, 4, (case.experts, 2)).astype(np.float32)
+        arrays["w_scale"] = rng.uniform(0.25, 2, (case.experts, 2)).astype(np.float32)
     return arrays
 
 
@@ -104,7 +104,7 @@ def _weights(rng: Any, case: Case) -> NDArray[Any]:
     if case.dtype == "nvfp4":
         blocks = rng.integers(0, 256, (*shape[:2], case.k // 16, 9)).astype(np.uint8)
         # denormal scales, zero and negative ones among them
-        blocks[..., 8] = rng.choice([0, 1, 5, 0x90, *range(8, 0x40)], blocks.shape[:-1])
+        blocks[..., 8] = rng.choice([0, 1, 5, 0x90, *range(8, 0x1C)], blocks.shape[:-1])
         return blocks.reshape(*shape[:2], -1)
     w = to_bf16((rng.standard_normal(shape) / case.k**0.5).astype(np.float32))
     return w if case.dtype == "bf16" else to_float32(w, bf16)

@@ -35,6 +35,8 @@ class Case:
     norm: bool = False
     residual: bool = False
     swiglu: bool = False
+    scale: float = 1.0
+    softcap: float = 0.0
 
     def __str__(self) -> str:
         extras = [e for e in ("norm", "residual", "swiglu") if getattr(self, e)]
@@ -50,6 +52,7 @@ CASES = [
     Case(64, 80, norm=True),  # columns end inside a chunk
     Case(4800, 64),  # the last tiles are smaller powers of two
     Case(1024, 2048, dtype="bf16"),
+    Case(960, 576, norm=True, scale=0.6, softcap=1.5),
 ]
 
 
@@ -84,7 +87,16 @@ def graph_of(case: Case, data: dict[str, NDArray[Any]], rows: int) -> Graph:
     residual = graph.input("residual", [rows, width], "f32") if case.residual else None
     w = graph.weight("w", [case.n, case.k], "bf16", data["w"])
     matvec(
-        graph, hidden, w, y, norm=norm, residual=residual, swiglu=case.swiglu, eps=EPS * case.norm
+        graph,
+        hidden,
+        w,
+        y,
+        norm=norm,
+        residual=residual,
+        swiglu=case.swiglu,
+        eps=EPS * case.norm,
+        scale=case.scale,
+        softcap=case.softcap,
     )
     return graph
 
@@ -113,7 +125,9 @@ def reference(case: Case, rows: int) -> NDArray[np.float32]:
     x = as_float(to_bf16(as_float(data["x"][:rows])))
     if case.norm:
         x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + EPS) * data["norm"]
-    z = x @ as_float(data["w"]).T
+    z = x @ as_float(data["w"]).T * case.scale
+    if case.softcap:
+        z = case.softcap * np.tanh(z / case.softcap)
     if case.swiglu:
         gate, up = z[:, 0::2], z[:, 1::2]
         z = gate / (1 + np.exp(-gate)) * up

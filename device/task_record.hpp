@@ -283,7 +283,8 @@ struct Fault {
 };
 static_assert(sizeof(Fault) == 64);
 
-// Host-mapped. The host writes the first line, the device the second.
+// Host-mapped. The host writes the first line, the device the rest; before a launch, and after a
+// fault, the host sets those words too: then no kernel is there.
 struct alignas(64) HostControl {
   u64 submit_tail;    // requests published
   u32 exit_request;   // 1: end at the next request boundary
@@ -325,7 +326,7 @@ struct Span {
   u32 step;
   u32 wait;   // ticks until all edges were met
   u32 stall;  // ticks of the run spent waiting for streamed weights
-  u32 run;    // ticks from edges met to signalled
+  u32 run;    // ticks from edges met to signalled; on the GPU to the last store, before the signals
   u32 worker;
 };
 static_assert(sizeof(Span) == 32);

@@ -30,7 +30,7 @@ CONFIG = MuseSparkConfig(
     windows=(20, 0, 20),
     sparse=(True, True, False),
     qk_scale=1.3,
-    output_multiplier=0.6,
+    output_multiplier=1.5,
     softcap=15.0,
     gate_temperature=1.0,
     intermediate=320,
@@ -80,8 +80,10 @@ def _values(name: str, shape: tuple[int, ...], dtype: str, seed: int) -> NDArray
     values = rng.standard_normal(shape).astype(np.float32)
     if name.endswith("weight_scale_2"):
         return rng.uniform(0.4, 0.8, shape).astype(np.float32)
-    if len(shape) == 1:
-        values *= 0.2
+    if name.endswith("language_model.norm.weight"):
+        values = 1 + 0.2 * values
+    elif len(shape) == 1:
+        values *= 0.2  # gains are 1 + w
     else:
         values *= 1.4 / np.sqrt(shape[-1])
     return to_float32(to_bf16(values), DTYPES["bf16"])

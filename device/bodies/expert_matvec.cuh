@@ -119,8 +119,8 @@ struct expert_matvec {
   template <class Unit, u32 TILES>
   GPURT_FN static void multiply(const TaskRecord& task, const BodyContext& context, const Shape& s,
                                 Scratch& scratch, u32 v) {
-    // Units of weights, then columns of x, that are under way at once.
-    constexpr u32 kUnits = Unit::kBytes == Bf16Unit::kBytes ? 2 : 4;
+    // Units of weights that are under way at once: 18 to 36 KB an SM. More spill at 96 registers.
+    constexpr u32 kUnits = Unit::kBytes == Bf16Unit::kBytes ? 1 : 4 / TILES;
     const u32 lane = context.thread % 32, tiles = 1u << s.m.tile_log2;
     const u32 group = v >> s.m.tile_log2, stride = kVirtual >> s.m.tile_log2;
     u64 row[TILES];

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurt.errors import GraphError
+
 if TYPE_CHECKING:
     from gpurt.buffer import Region
     from gpurt.graph import Operator
@@ -135,9 +137,9 @@ def body(name: str, host: Callable[..., None], cuda: str = "") -> Body:
         regions; writes are filled in place. It runs on a worker thread, under the GIL.
     cuda: the source of `struct NAME { __device__ static void run(const gpurt::TaskRecord& task,
         const gpurt::BodyContext& context); };` where task.addr holds reads then writes.
-    Raises: ValueError if the name is no identifier.
+    Raises: GraphError if the name is no identifier.
     """
     if not name.isidentifier():
-        msg = f"a body's name must be an identifier, got {name!r} - at gpurt.body"
-        raise ValueError(msg)
+        msg = f"a body is named {name!r}, which is no identifier - at gpurt.body"
+        raise GraphError(f"{msg} - use letters, digits and underscores: it names the CUDA struct")
     return Body(name=name, args=(), host=host, cuda=cuda)

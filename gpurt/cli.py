@@ -372,7 +372,3 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
     """One line; of ours only: a library's warnings are not the user's business."""
     if issubclass(category, CacheWarning):
         _note("gpurt: " + " ".join(str(message).split()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

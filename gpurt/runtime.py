@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from gpurt.arrays import from_storage, to_storage
 from gpurt.config import DEBUG_LEVELS, Environment, RuntimeConfig, read_environment, resolve
 from gpurt.errors import ClosedError, GraphError, PlanError, RequestError
 from gpurt.executors.base import Options
+from gpurt.progress import Progress
 from gpurt.request import Request, Sampling, check_prompt
 from gpurt.session import Session
 from gpurt.watchdog import Watchdog
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from gpurt.executors.base import Executor
     from gpurt.graph import Graph
     from gpurt.plan import Plan
-
-Progress = Callable[[str, int, int], None]  # what, done, total
 
 log = logging.getLogger("gpurt")
 

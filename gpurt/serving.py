@@ -6,7 +6,7 @@ Does not know: options of the command line, how a reply is shown.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,8 +28,6 @@ BUILDERS = {
 DEFAULT_CONTEXT = 2048
 CONTEXT_STEP = 256
 DEFAULT_MAX_TOKENS = 256
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

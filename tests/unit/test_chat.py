@@ -170,7 +170,7 @@ def test_reply_never_asks_for_more_than_the_context_has():
 
 
 PROMPT = r">.*\x1b\[\?25h"  # the cursor is shown once the line can be typed
-COMMAND = ["-m", "gpurt.cli", "chat", "--model", "smollm2", "--device", "host"]
+COMMAND = ["-m", "gpurt", "chat", "--model", "smollm2", "--device", "host"]
 
 
 def test_piped_chat_answers_every_line_whatever_its_bytes():

@@ -227,7 +227,7 @@ def test_warning_of_a_cache_folder_is_one_line_and_others_are_silent(capsys):
 
 
 def test_ctrl_c_is_exit_code_130_without_traceback():
-    command = [sys.executable, "-m", "gpurt.cli", "run", "--model", "smollm2", "--device", "host"]
+    command = [sys.executable, "-m", "gpurt", "run", "--model", "smollm2", "--device", "host"]
     command += ["--prompt", "Count to a thousand:", "--max-tokens", "1500", "--ignore-eos"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -240,7 +240,7 @@ def test_ctrl_c_is_exit_code_130_without_traceback():
 
 
 def test_reader_that_leaves_ends_the_command_quietly(tiny):
-    command = [sys.executable, "-m", "gpurt.cli", "plan", "--model", tiny]
+    command = [sys.executable, "-m", "gpurt", "plan", "--model", tiny]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

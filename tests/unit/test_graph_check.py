@@ -144,3 +144,8 @@ def test_operator_with_more_arguments_than_a_record_holds_is_rejected():
     graph.task(F, reads=reads, writes=[])
     with pytest.raises(GraphError, match=r"^f has 11 arguments, a task record holds 10 - at g.f"):
         plan(graph, HOST)
+
+
+def test_a_body_needs_an_identifier_for_a_name() -> None:
+    with pytest.raises(GraphError, match=r"^a body is named 'two words', which is no identifier"):
+        body("two words", lambda x, y: None)

@@ -147,5 +147,5 @@ def test_operator_with_more_arguments_than_a_record_holds_is_rejected():
 
 
 def test_a_body_needs_an_identifier_for_a_name() -> None:
-    with pytest.raises(GraphError, match=r"^a body is named 'two words', which is no identifier"):
-        body("two words", lambda x, y: None)
+    with pytest.raises(GraphError, match=r"^a body is named 'two words', which"):
+        body("two words", print)

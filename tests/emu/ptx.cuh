@@ -1,0 +1,135 @@
+// device/ptx.cuh for the emulator: the same names, in C++. Copies and mbarriers do nothing, since
+// cold bodies stream no weights; loads check their alignment, as the hardware does.
+#pragma once
+#include "cuda.hpp"
+#include "types.hpp"
+
+namespace gpurt {
+
+extern u8* emulated_shared;
+
+inline u32 shared_address(const void* p) {
+  return static_cast<u32>(static_cast<const u8*>(p) - emulated_shared);
+}
+inline void pin(u32&) {}
+inline void pin(u64&) {}
+inline void mbarrier_init(u32, u32) {}
+inline void fence_mbarrier_init() {}
+inline void mbarrier_arrive(u32) {}
+inline void mbarrier_arrive_expect(u32, u32) {}
+inline bool mbarrier_try_wait(u32, u32) {
+  return true;
+}
+inline bool mbarrier_try_wait_for(u32, u32, u32) {
+  return true;
+}
+inline bool mbarrier_test_wait(u32, u32) {
+  return true;
+}
+inline void bulk_copy_to_shared(u32, u64, u32, u32) {}
+inline void copy16_to_shared(u32, u64) {}
+inline void mbarrier_arrive_after_copies(u32) {}
+inline void fence_proxy_async() {}
+inline void fence_acq_rel_gpu() {}
+
+template <class T>
+T* aligned(u64 address) {
+  if (address % sizeof(T) != 0) {
+    std::fprintf(stderr, "address %llx is not aligned to %zu\n",
+                 static_cast<unsigned long long>(address), sizeof(T));
+    std::abort();
+  }
+  return reinterpret_cast<T*>(address);
+}
+inline u64 in_shared(u32 address) {
+  return reinterpret_cast<u64>(emulated_shared) + address;
+}
+inline uint4 ld_relaxed_gpu_b128(u64 from) {
+  return *aligned<const uint4>(from);
+}
+inline void st_relaxed_gpu_b128(u64 to, uint4 value) {
+  *aligned<uint4>(to) = value;
+}
+inline u32 ld_relaxed_gpu_u32(u64 from) {
+  return *aligned<const u32>(from);
+}
+inline uint4 ld_weight_b128(u64 from) {
+  return *aligned<const uint4>(from);
+}
+inline u32 ld_weight_u16(u64 from) {
+  return *aligned<const u16>(from);
+}
+inline uint4 ld_shared_b128(u32 from) {
+  return *aligned<const uint4>(in_shared(from));
+}
+inline f32 ld_shared_f32(u32 from) {
+  return *aligned<const f32>(in_shared(from));
+}
+inline void st_shared_f32(u32 to, f32 value) {
+  *aligned<f32>(in_shared(to)) = value;
+}
+inline void bar_sync(u32, u32 threads) {
+  emu::barrier(threads);
+}
+inline u32 clock_cycles_low() {
+  return 0;
+}
+inline u64 clock_cycles() {
+  return 0;
+}
+inline f32 f32_of_bf16(u32 bits) {
+  return __uint_as_float(bits << 16);
+}
+// Round to nearest even; every NaN becomes the canonical one.
+inline u32 bf16_of_f32(f32 x) {
+  const u32 bits = __float_as_uint(x);
+  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return 0x7FFF;
+  return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+}
+inline u32 pack_bf16x2(f32 low, f32 high) {
+  return bf16_of_f32(low) | bf16_of_f32(high) << 16;
+}
+inline u32 mul_bf16x2(u32 a, u32 b) {
+  return pack_bf16x2(f32_of_bf16(a & 0xFFFF) * f32_of_bf16(b & 0xFFFF),
+                     f32_of_bf16(a >> 16) * f32_of_bf16(b >> 16));
+}
+inline u32 pack_f16x2(f32 low, f32 high) {
+  const _Float16 parts[2] = {static_cast<_Float16>(low), static_cast<_Float16>(high)};
+  u32 bits;
+  std::memcpy(&bits, parts, 4);
+  return bits;
+}
+inline f32 f32_from_f16(u16 bits) {
+  _Float16 value;
+  std::memcpy(&value, &bits, 2);
+  return static_cast<f32>(value);
+}
+inline f32 ex2_approx_ftz(f32 x) {
+  return exp2f(x);
+}
+
+// Fragments as the PTX manual lays them out for m16n8k16; sums in double, rounded once.
+inline void mma_m16n8k16_bf16(f32 (&d)[4], const uint4& a, u32 b0, u32 b1) {
+  struct Fragments {
+    u32 word[6];
+  };
+  const Fragments mine = {{a.x, a.y, a.z, a.w, b0, b1}};
+  Fragments all[32];
+  emu::exchange(&mine, all, sizeof mine);
+  const u32 lane = emu::lane();
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 row = lane / 4 + 8 * (i / 2);
+    const u32 column = 2 * (lane % 4) + i % 2;
+    double sum = d[i];
+    for (u32 k = 0; k < 16; ++k) {
+      const u32 left = all[(row % 8) * 4 + (k % 8) / 2].word[row / 8 + 2 * (k / 8)];
+      const u32 right = all[column * 4 + (k % 8) / 2].word[4 + k / 8];
+      const u32 shift = k % 2 * 16;
+      sum += static_cast<double>(f32_of_bf16((left >> shift) & 0xFFFF)) *
+             static_cast<double>(f32_of_bf16((right >> shift) & 0xFFFF));
+    }
+    d[i] = static_cast<f32>(sum);
+  }
+}
+
+}  // namespace gpurt

@@ -1,0 +1,81 @@
+"""GPU tests of cold bodies, run on the CPU: the same functions as in tests/gpu, small cases."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.emu.emulator import EmulatedTask
+
+MODULES = {
+    name: importlib.import_module(f"tests.gpu.{name}")
+    for name in (
+        "one_op",
+        "test_attention_extras",
+        "test_combine",
+        "test_expert_matvec",
+        "test_gated_residual",
+        "test_matvec_f32",
+        "test_route",
+        "test_sample",
+    )
+}
+experts = MODULES["test_expert_matvec"]
+extras = MODULES["test_attention_extras"]
+# As (module, test, arguments): one or two of each kind, none of them wide.
+CASES: list[tuple[str, str, tuple[Any, ...]]] = [
+    ("test_combine", "test_combine_equals_its_reference", ((144, 3, 13), True, True, 5)),
+    ("test_combine", "test_bits_do_not_depend_on_rows_or_team", ((64, 32, 40),)),
+    ("test_gated_residual", "test_gated_residual_equals_its_reference", (192, True, 3)),
+    ("test_gated_residual", "test_bits_do_not_depend_on_rows_or_team", (192,)),
+    ("test_route", "test_softmax_equals_its_reference", ((13, 1), True)),
+    ("test_route", "test_equal_scores_go_to_the_lower_ids", (16,)),
+    ("test_route", "test_all_rows_may_choose_one_expert_and_every_row_others", ()),
+    ("test_route", "test_a_forced_table_chooses_by_position_and_slot", ()),
+    ("test_expert_matvec", "test_slots_that_no_expert_took_do_nothing", ()),
+    ("test_matvec_f32", "test_bits_do_not_depend_on_rows_or_team", ((13, 192),)),
+    ("test_attention_extras", "test_attention_equals_its_reference", (extras.CASES[0], "f32")),
+]
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The modules' runners build for the CPU, and forget it afterwards."""
+    runners = [m.runner for m in MODULES.values() if hasattr(m.runner, "cache_clear")]
+    for module in MODULES.values():
+        if hasattr(module, "OneTask"):
+            monkeypatch.setattr(module, "OneTask", EmulatedTask)
+    for runner in runners:
+        runner.cache_clear()
+    yield
+    for runner in runners:
+        runner.cache_clear()
+
+
+@pytest.mark.parametrize(("module", "test", "arguments"), CASES, ids=lambda v: str(v)[:60])
+def test_body_passes_its_gpu_test(module: str, test: str, arguments: tuple[Any, ...]) -> None:
+    function: Callable[..., None] = getattr(MODULES[module], test)
+    function(*arguments)
+
+
+@pytest.mark.parametrize("case", [c for c in experts.CASES if c.k <= 192], ids=str)
+def test_experts_equal_their_reference(case: Any) -> None:
+    experts.test_expert_matvec_equals_its_reference(case, "random", 3)
+
+
+def test_a_wrong_body_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison can fail: a reference that is off by one part in a hundred is no match."""
+    combine = MODULES["test_combine"]
+    true = combine.reference
+
+    def off(*arguments: Any) -> Any:
+        arrays = true(*arguments)
+        return {name: np.asarray(a) * (1.01 if name == "y" else 1) for name, a in arrays.items()}
+
+    monkeypatch.setattr(combine, "reference", off)
+    with pytest.raises(AssertionError, match="differ"):
+        combine.test_combine_equals_its_reference((32, 1, 5), True, False, 2)

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <new>
 #include <utility>
 
@@ -120,7 +119,7 @@ void HostExecutor::abort() {
 bool HostExecutor::launch() {
   if (running()) return false;
   join_threads();
-  reset();
+  reset_for_launch(program_);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     alive_ = program_.worker_count;
@@ -149,32 +148,6 @@ bool HostExecutor::running() const {
 bool HostExecutor::join(u64 timeout_ns) {
   std::unique_lock<std::mutex> lock(mutex_);
   return ended_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [&] { return alive_ == 0; });
-}
-
-// All that a launch starts from. Counters are never reset while workers run, and only here at all.
-void HostExecutor::reset() {
-  const auto zero = [](u64 address, u64 size_bytes) {
-    if (size_bytes != 0) std::memset(at<void>(address), 0, size_bytes);
-  };
-  const Program& p = program_;
-  zero(p.counters, u64{p.counter_count} * kCounterStride);
-  zero(p.arrived, u64{p.task_count} * sizeof(u64));
-  zero(p.ready_slots, u64{p.task_count} * sizeof(u64));
-  zero(p.cursors, u64{p.segment_count} * sizeof(Cursor));
-  zero(p.held_tickets, u64{p.worker_count} * p.segment_count * sizeof(u64));
-  zero(p.slots, u64{p.slot_count} * sizeof(SlotState));
-  zero(p.device_control, sizeof(DeviceControl));
-  HostControl* host = host_control(p);
-  DeviceControl* control = device_control(p);
-  control->steps_open = p.first_step;
-  control->submit_head = host->submit_head;
-  control->idle = 1;
-  host->fault = Fault{};
-  host->exit_request = 0;
-  host->abort_request = 0;
-  host->workers_in = 0;
-  host->heartbeat = 0;
-  store_release_system(&host->kernel_state, kKernelAbsent);
 }
 
 void HostExecutor::run_worker(u32 index) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bodies/context.hpp"
+#include "launch.hpp"
 #include "worker.hpp"
 
 namespace gpurt {
@@ -89,7 +90,6 @@ class HostExecutor {
  private:
   friend class HostPlatform;
 
-  void reset();
   void run_worker(u32 index);
   void join_threads();
 

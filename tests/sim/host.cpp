@@ -1,6 +1,7 @@
 // The host's side of a World: what runtime.py and the executors do, on one fibre.
 #include <algorithm>
 
+#include "launch.hpp"
 #include "words.hpp"
 #include "world.hpp"
 
@@ -63,38 +64,12 @@ bool World::has_ended() {
   return load_acquire(&launches_->ended) == launch_count_ * role_count_;
 }
 
-namespace {
-
-void zero(u64 address, u64 size_bytes) {
-  for (u64 i = 0; i < size_bytes / sizeof(u64); ++i) at<u64>(address)[i] = 0;
-}
-
-}  // namespace
-
-// As HostExecutor::reset does it, in simulated memory.
 void World::reset_program() {
   const Program& p = *model_->program;
-  zero(p.counters, u64{p.counter_count} * kCounterStride);
-  zero(p.arrived, u64{p.task_count} * sizeof(u64));
-  zero(p.ready_slots, u64{p.task_count} * sizeof(u64));
-  zero(p.cursors, u64{p.segment_count} * sizeof(Cursor));
-  zero(p.held_tickets, u64{p.worker_count} * p.segment_count * sizeof(u64));
-  zero(p.slots, u64{p.slot_count} * sizeof(SlotState));
-  zero(p.device_control, sizeof(DeviceControl));
   if (kind_.pipeline) {
-    zero(reinterpret_cast<u64>(pipelines_), u64{p.worker_count} * sizeof(PipelineShared));
+    zero_words(reinterpret_cast<u64>(pipelines_), u64{p.worker_count} * sizeof(PipelineShared));
   }
-  HostControl* host = host_control(p);
-  DeviceControl* control = device_control(p);
-  control->steps_open = p.first_step;
-  control->submit_head = host->submit_head;
-  control->idle = 1;
-  host->fault.kind = 0;
-  host->exit_request = 0;
-  host->abort_request = 0;
-  host->workers_in = 0;
-  host->heartbeat = 0;
-  store_release_system(&host->kernel_state, kKernelAbsent);
+  reset_for_launch(p);
 }
 
 void World::launch() {

@@ -45,6 +45,7 @@ from gpurt.graphs.ops.gated_residual import gated_residual
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.route import RoutesLayout, forced_table, route
 from gpurt.graphs.ops.sample import sample
+from gpurt.wire import PROPOSALS_PER_SLOT
 
 if TYPE_CHECKING:
     from gpurt.loaders.model import WeightSource
@@ -174,7 +175,7 @@ def build(
     tp_rank: int = 0,
     routing: str = "natural",
     draft: str = "none",
-    proposals: int = 15,
+    proposals: int = PROPOSALS_PER_SLOT,
 ) -> Graph:
     """The Graph of one step; parameters and errors as in `llama.build`, and beside them:
 

@@ -75,11 +75,11 @@ def test_nan_in_a_weight_is_a_fault_of_sample_and_never_a_hang(
 
 @pytest.mark.parametrize("after_tokens", [0, 3])
 def test_cancel_in_prefill_and_in_decode(after_tokens: int) -> None:
-    graph = tiny_llama(context=512)
+    graph = tiny_llama(context=8192)  # so long that the cancel comes first
     with Runtime("cuda:0", prefill_rows=1) as runtime:
         runtime.prepare(graph)
-        prompt = [5] * (400 if after_tokens == 0 else 3)
-        request = runtime.submit(graph, prompt, max_tokens=100, ignore_eos=True)
+        prompt = [5] * (4000 if after_tokens == 0 else 3)
+        request = runtime.submit(graph, prompt, max_tokens=4000, ignore_eos=True)
         if after_tokens:
             iterator = iter(request)
             for _ in range(after_tokens):
@@ -87,7 +87,7 @@ def test_cancel_in_prefill_and_in_decode(after_tokens: int) -> None:
         request.cancel()
         result = request.result(timeout_s=20)
         assert result.finish_reason == "cancelled"
-        assert len(result.token_ids) < 100
+        assert len(result.token_ids) < 4000
         following = runtime.submit(graph, PROMPT, max_tokens=4, ignore_eos=True)
         assert len(following.result(timeout_s=20).token_ids) == 4
 

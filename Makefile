@@ -43,7 +43,7 @@ build/dev.stamp: $(BIN)/python pyproject.toml tools/requirements.py
 	@touch $@
 
 demo: build/demo.stamp  ## install, then answer a prompt (on the GPU if there is one) and show its trace
-	$(BIN)/gpurt run --model smollm2 --chat --max-tokens 96 --trace build/demo.trace \
+	$(BIN)/gpurt run --chat --max-tokens 96 --trace build/demo.trace \
 	  --prompt 'Explain in two sentences why the sky is blue.'
 	$(BIN)/gpurt trace build/demo.trace
 

@@ -19,6 +19,7 @@ import typer
 import gpurt
 from gpurt.cli_trace import trace_app
 from gpurt.errors import CacheWarning, ConfigError, GpurtError, TraceError
+from gpurt.loaders import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph
@@ -40,7 +41,7 @@ app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 
 ModelName = Annotated[
-    str, typer.Option("--model", help="smollm2, a .gguf file, or a Hugging Face folder.")
+    str, typer.Option("--model", help="nano, smollm2, a .gguf file, or a Hugging Face folder.")
 ]
 Device = Annotated[str, typer.Option(help="auto, host, cuda or cuda:N.")]
 Workers = Annotated[int | None, typer.Option(help="Threads or SMs; default: all.")]
@@ -72,7 +73,7 @@ def _options(
 
 @app.command()
 def run(
-    model: ModelName,
+    model: ModelName = DEFAULT_MODEL,
     prompt: Annotated[str | None, typer.Option(help="The prompt.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="A UTF-8 file with it.")] = None,
     prompt_ids: Annotated[str | None, typer.Option(help="Its token ids: 1,2,3.")] = None,
@@ -130,7 +131,7 @@ def run(
 
 @app.command()
 def chat(
-    model: ModelName = "smollm2",
+    model: ModelName = DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,

@@ -74,7 +74,7 @@ def failure(capsys, *arguments):
     ("arguments", "start"),
     [
         (["run", "--model", "/no/such", "--prompt", "a"], "no model '/no/such'"),
-        (["run", "--prompt", "a"], "Missing option '--model'"),
+        (["plan"], "Missing option '--model'"),
         (["run", "--model", "TINY"], "0 prompts"),
         (["run", "--model", "TINY", "--prompt", "a", "--prompt-ids", "1"], "2 prompts"),
         (["run", "--model", "TINY", "--prompt", "hello"], "tiny has no tokenizer"),

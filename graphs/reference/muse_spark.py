@@ -170,9 +170,11 @@ def scaled(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def rotate(x_THD: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of the pairs (i, i + D/2); table: [T, D], cosines then sines."""
+    """Rotary embedding of the pairs (i, i + D/2). table: [T, D], cosines then sines; both may have
+    the same axes in front.
+    """
     half = x_THD.shape[-1] // 2
-    cos, sin = table[:, None, :half], table[:, None, half:]
+    cos, sin = table[..., None, :half], table[..., None, half:]
     low, high = x_THD[..., :half].float(), x_THD[..., half:].float()
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x_THD.dtype)
 

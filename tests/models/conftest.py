@@ -13,6 +13,8 @@ REFERENCE_TESTS = [
     "test_qwen3_moe.py",
     "test_references.py",
     "test_smollm2_live.py",
+    "test_train_release.py",
+    "test_train_target.py",
 ]
 if find_spec("torch") is None or find_spec("transformers") is None:
     collect_ignore = REFERENCE_TESTS

@@ -1,0 +1,1 @@
+"""How muse-spark-nano and its drafter are made: data, tokenizer, training, export, evaluation."""

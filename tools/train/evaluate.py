@@ -1,0 +1,177 @@
+"""Evaluate a release through gpurt: `python -m tools.train.evaluate [FOLDER]`.
+
+Greedy answers to held-out problems, by held-out seed and for templates that training never saw;
+tokens a step with each drafter, and whether the tokens are the same with and without one. Figures
+go to the terminal, one JSON object to the last line. --card writes the model card from them, so
+that no figure in it was typed by hand. Exit code 1: some output differs between drafters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpurt.channels import ChannelFormat
+from gpurt.loaders import load_model
+from gpurt.loaders.nano import nano_path
+from gpurt.runtime import Runtime
+from gpurt.serving import encode_chat, model_graph
+from tools.train.card import write_card
+from tools.train.problem import Problem, is_right, make
+from tools.train.recipe import read_recipe
+
+if TYPE_CHECKING:
+    from gpurt.graph import Graph
+    from gpurt.loaders import Model
+
+_MAX_TOKENS = 256
+_CONTEXT = 512  # of the problems: the longest prompt has 200 tokens
+_SEEDS = (101, 102, 103, 104)
+UNSEEN = "unseen templates"
+
+
+@dataclass
+class Group:
+    """Problems that are reported together, and what came of them."""
+
+    name: str
+    problems: list[Problem]
+    right: int = 0
+    tokens: int = 0
+    steps: dict[str, float] = field(default_factory=dict)  # by drafter
+    different: dict[str, int] = field(default_factory=dict)  # by drafter: outputs not as without
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "problems": len(self.problems),
+            "right": self.right,
+            "accuracy": self.right / len(self.problems),
+            "tokens": self.tokens,
+            "tokens_per_step": {draft: self.tokens / n for draft, n in self.steps.items()},
+            "different_outputs": self.different,
+        }
+
+
+def groups_of(seeds: Sequence[int], count: int, stories: Sequence[str]) -> list[Group]:
+    """About `count` problems over the seeds, and a quarter of it of unseen templates."""
+    each = -(-count // len(seeds))
+    groups = [
+        Group(
+            f"seed {seed}",
+            [make((seed << 32) + i, test=True, stories=stories) for i in range(each)],
+        )
+        for seed in seeds
+    ]
+    unseen = [make((seeds[0] << 32) + i, test=True, unseen=True) for i in range(-(-count // 4))]
+    return [*groups, Group(UNSEEN, unseen)]
+
+
+def evaluate(
+    model: Model, runtime: Runtime, groups: Sequence[Group], drafts: Sequence[str]
+) -> None:
+    """Fill in the groups. drafts: besides "none"."""
+    kind = runtime.config.target.kind
+    graphs = {
+        draft: model_graph(model, kind, context=_CONTEXT, draft=draft)
+        for draft in ("none", *drafts)
+    }
+    for group in groups:
+        group.steps = dict.fromkeys(drafts, 0.0)
+        group.different = dict.fromkeys(drafts, 0)
+        for problem in group.problems:
+            prompt = encode_chat(model, [{"role": "user", "content": problem.question}])
+            plain, _ = _answer(runtime, graphs["none"], model, prompt)
+            group.right += is_right(problem, answer_text(model, plain))
+            group.tokens += len(plain)
+            for draft in drafts:
+                tokens, per_step = _answer(runtime, graphs[draft], model, prompt)
+                group.different[draft] += tokens != plain
+                group.steps[draft] += len(tokens) / per_step
+        print(_line(group), flush=True)
+
+
+def answer_text(model: Model, tokens: Sequence[int]) -> str:
+    """What the reply says to the user, without the reasoning."""
+    assert model.tokenizer is not None
+    assert isinstance(model.chat, ChannelFormat)
+    stream = model.chat.stream(model.tokenizer)
+    for token in tokens:
+        stream.push(token)
+    stream.finish()
+    return stream.answer
+
+
+def summary(groups: Sequence[Group], model: Model, runtime: Runtime) -> dict[str, Any]:
+    """All figures. The whole is that of the held-out seeds, without the unseen templates."""
+    seeds = [group for group in groups if group.name != UNSEEN]
+    drafts = list(groups[0].steps)
+    problems = sum(len(group.problems) for group in seeds)
+    tokens = sum(group.tokens for group in seeds)
+    right = sum(group.right for group in seeds)
+    return {
+        "model": model.name,
+        "device": runtime.config.device,
+        "problems": problems,
+        "right": right,
+        "accuracy": right / problems,
+        "tokens_per_step": {d: tokens / sum(g.steps[d] for g in seeds) for d in drafts},
+        "different_outputs": {d: sum(g.different[d] for g in groups) for d in drafts},
+        "groups": {group.name: group.as_dict() for group in groups},
+    }
+
+
+def _answer(
+    runtime: Runtime, graph: Graph, model: Model, prompt: list[int]
+) -> tuple[list[int], float]:
+    """The reply's tokens, and how many a step committed."""
+    request = runtime.submit(graph, prompt, max_tokens=_MAX_TOKENS, stop_ids=model.stop_ids)
+    tokens = request.result().token_ids
+    return tokens, request.stats.accepted_per_step or 1.0
+
+
+def _line(group: Group) -> str:
+    figures = group.as_dict()
+    words = [f"{group.name}: {group.right} of {len(group.problems)} right"]
+    words += [
+        f"{draft} {rate:.2f} tokens a step" for draft, rate in figures["tokens_per_step"].items()
+    ]
+    words += [f"{count} outputs differ with {draft}" for draft, count in group.different.items()]
+    return ", ".join(words)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", help="default: nano in the package")
+    parser.add_argument("--problems", type=int, default=200)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(_SEEDS))
+    parser.add_argument("--drafts", nargs="*", default=["dflash", "ngram"])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--card", action="store_true", help="write FOLDER/README.md from them")
+    options = parser.parse_args(arguments)
+    folder = options.folder or nano_path()
+    model, recipe = load_model(folder), read_recipe(folder)
+    groups = groups_of(options.seeds, options.problems, recipe.stories if recipe else ())
+    began = time.monotonic()
+    with Runtime(options.device) as runtime:
+        evaluate(model, runtime, groups, options.drafts)
+        figures = summary(groups, model, runtime)
+    figures["seconds"] = time.monotonic() - began
+    print(f"held-out seeds: {figures['accuracy']:.1%} of {figures['problems']} problems right")
+    if options.card:
+        write_card(folder, recipe, figures)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(figures))
+    return 1 if any(figures["different_outputs"].values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

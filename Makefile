@@ -71,8 +71,8 @@ check: native  ## ruff, mypy, clang-format and clang-tidy: what CI gates on besi
 sim: native  ## replay one simulated schedule: make sim SEED=17 CASE=mixed
 	$(BIN)/python -m tests.sim --seed $(or $(SEED),1) $(if $(CASE),--case $(CASE))
 
-bench: native  ## figures of this machine, a line a case; the last line is JSON
-	$(BIN)/python -m tools.bench $(BENCH_ARGS)
+bench: native  ## figures of this machine beside floors and peers: make bench BENCH_ARGS='--case smollm2'
+	$(BIN)/python -m gpurt bench $(BENCH_ARGS)
 
 format: build/dev.stamp  ## rewrite sources the way `check` wants them
 	$(BIN)/ruff check --fix $(PY_PATHS)

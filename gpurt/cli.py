@@ -1,4 +1,4 @@
-"""The command line: gpurt run, chat, trace, plan, doctor. Entry point: `main`.
+"""The command line: gpurt run, chat, trace, plan, bench, doctor. Entry point: `main`.
 
 What goes wrong on purpose (GpurtError, bad usage) is ONE line on stderr and exit code 2; Ctrl-C is
 exit code 130. Only a bug shows a traceback. Results go to stdout, all else to stderr.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import gpurt
+from gpurt.cli_bench import bench
 from gpurt.cli_trace import trace_app
 from gpurt.errors import CacheWarning, ConfigError, GpurtError, TraceError
 from gpurt.loaders import DEFAULT_MODEL
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 
 app.add_typer(trace_app, name="trace")
+app.command()(bench)
 
 ModelName = Annotated[
     str, typer.Option("--model", help="nano, smollm2, a .gguf file, or a Hugging Face folder.")

@@ -107,6 +107,16 @@ class Graph:
         self.outputs[name] = buffer
         return buffer
 
+    def refill(self, buffer: Buffer, source: Any) -> None:
+        """Give a buffer that has a source another one, as of `weight`; its shape stays.
+
+        What was loaded before keeps what it has. Raises: GraphError without a first source.
+        """
+        if buffer.source is None:
+            what = f"{buffer.name} has no source to replace"
+            raise GraphError(f"{what} - at {self._path(buffer.name)} - pass one when it is made")
+        object.__setattr__(buffer, "source", source)  # the one field that may change
+
     def draft(self, proposals: int = PROPOSALS_PER_SLOT) -> Buffer:
         """The state buffer of a drafter: operators that propose what the next step verifies.
 

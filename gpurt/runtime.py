@@ -185,6 +185,14 @@ class Runtime:
         """Kernel launches since the Runtime was opened."""
         return sum(s.launches for s in self._sessions)
 
+    def park(self) -> None:
+        """Wait for the requests in flight, then end the kernel: other work has the device to
+        itself until the next submit, which launches again. Raises: ClosedError.
+        """
+        with self._lock:
+            self._check_open()
+            self._drain_active()
+
     def close(self) -> None:
         """End requests in flight as cancelled, end the kernel, free the device. Idempotent."""
         # Before the lock: a submit that waits for a long request holds it.

@@ -397,8 +397,8 @@ class _Builder:
     def forced(self, at: str) -> Buffer | None:
         if self.routing == "natural":
             return None
-        seed = crc32(at.encode())
-        table = forced_table(self.routing, self.config.experts, self.config.top_k, seed)
+        experts, top_k = self.config.experts, self.config.top_k
+        table = forced_table(self.routing, experts, top_k, crc32(at.encode()), self.graph.rows)
         return self.graph.weight(f"{at}.router.forced", table.shape, "u32", table)
 
     def residual(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,36 @@ def packed_array(planned: PlanBuffer, array: NDArray[Any]) -> NDArray[np.uint8]:
     from gpurt.graphs.ops.packing import pack
 
     return pack(planned.packing, array, planned.shape, DTYPES[planned.dtype])
+
+
+class PackedContents:
+    """The packed content of a plan's buffers, one after another. Buffers that share one source and
+    one packing are read and packed once, and their bytes kept until the last of them was taken.
+    """
+
+    def __init__(self, planned: Sequence[PlanBuffer], sources: Mapping[str, Buffer]) -> None:
+        """planned: what will be taken. sources: the graph's buffers by name."""
+        self._sources = sources
+        self._left = Counter(self._key(p) for p in planned)
+        self._kept: dict[tuple[int, str, int], NDArray[np.uint8]] = {}
+
+    def take(self, planned: PlanBuffer) -> NDArray[np.uint8] | None:
+        """The bytes of one buffer; None without a source. Raises: as `source_array`."""
+        key = self._key(planned)
+        self._left[key] -= 1
+        data = self._kept.pop(key, None)
+        if data is None:
+            array = source_array(self._sources[planned.source or planned.name])
+            data = None if array is None else packed_array(planned, array)
+        if data is not None and self._left[key] > 0:
+            self._kept[key] = data
+        return data
+
+    def _key(self, planned: PlanBuffer) -> tuple[int, str, int]:
+        # A buffer without a source shares with nobody: None is one object.
+        buffer = self._sources[planned.source or planned.name]
+        shared = buffer if buffer.source is None else buffer.source
+        return id(shared), planned.packing, planned.size_bytes
 
 
 def _convert(buffer: Buffer, array: NDArray[Any]) -> NDArray[Any]:

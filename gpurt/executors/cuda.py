@@ -25,7 +25,7 @@ from gpurt.buffer import DTYPES
 from gpurt.errors import ClosedError, DeviceError, PlanError
 from gpurt.executors import program
 from gpurt.executors.base import Executor, HostView, Options, RawTrace, whole_spans
-from gpurt.executors.contents import packed_array, source_array
+from gpurt.executors.contents import PackedContents
 from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, compile_kernel
 from gpurt.executors.cuda_driver import STAGING_BYTES, Device, Kernel
 from gpurt.graph import Graph
@@ -287,12 +287,12 @@ class CudaExecutor:
         filled = [b for b in plan.buffers if sources[b.source or b.name].source is not None]
         total = sum(b.size_bytes for b in filled)
         done = 0
+        packed = PackedContents(filled, sources)
         for planned in filled:
             progress("packing and uploading weights", done, total)
-            array = source_array(sources[planned.source or planned.name])
-            if array is not None:
+            data = packed.take(planned)
+            if data is not None:
                 address = self._addresses[plan.buffer_index(planned.name)]
-                data = packed_array(planned, array)
                 device.upload(address, data, self._staging, self._copies)
             done += planned.size_bytes
         progress("packing and uploading weights", total, total)

@@ -111,13 +111,17 @@ def route(
     )
 
 
-def forced_table(routing: str, experts: int, top_k: int, seed: int) -> NDArray[np.uint32]:
-    """A `forced` table: "random" draws anew for every token, "repeat" once. Raises: GraphError."""
+def forced_table(
+    routing: str, experts: int, top_k: int, seed: int, rows: int = 1
+) -> NDArray[np.uint32]:
+    """A `forced` table: "random" draws anew for every token, "repeat" once for each of `rows` rows:
+    a step of so many neighbours has the experts of the step before. Raises: GraphError.
+    """
     if routing not in ("random", "repeat"):
         msg = f"routing is {routing!r}"
         raise GraphError(f"{msg} - at route.forced_table - use natural, random or repeat")
     rng = np.random.default_rng(seed)
-    count = 1 if routing == "repeat" else _FORCED_PERIOD
+    count = rows if routing == "repeat" else _FORCED_PERIOD
     drawn = [np.sort(rng.choice(experts, top_k, replace=False)) for _ in range(count)]
     return np.array(drawn, np.uint32)
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import transformers
 
-from gpurt.graphs.llama import LlamaConfig
 from gpurt.graphs.ops.dtypes import to_float32
+from gpurt.graphs.reference.transformers_llama import config_values
 from gpurt.loaders import Model
 
 # Wide weights, so that random logits differ by more than rounding; odd sizes, so that a tile or
@@ -57,7 +57,7 @@ def transformers_model(model: Model) -> Any:
     """A transformers float32 model with the dequantised weights of a loaded Model."""
     config = model.config
     config_class, model_class = CLASSES[config.architecture]
-    reference = model_class(config_class(**_config_values(config))).eval()
+    reference = model_class(config_class(**config_values(config))).eval()
     state = {
         name: torch.from_numpy(to_float32(np.asarray(source.load()), source.dtype))
         for name, source in model.weights.items()
@@ -67,28 +67,3 @@ def transformers_model(model: Model) -> Any:
     assert [name for name in missing if name != "lm_head.weight" or not config.tied] == []
     reference.tie_weights()
     return reference
-
-
-def _config_values(config: LlamaConfig) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.rope_scaling is not None:
-        rope |= {
-            "rope_type": "llama3",
-            "factor": config.rope_scaling.factor,
-            "low_freq_factor": config.rope_scaling.low_freq_factor,
-            "high_freq_factor": config.rope_scaling.high_freq_factor,
-            "original_max_position_embeddings": config.rope_scaling.original_context,
-        }
-    return {
-        "vocab_size": config.vocab,
-        "hidden_size": config.hidden,
-        "intermediate_size": config.intermediate,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.context,
-        "rms_norm_eps": config.eps,
-        "rope_parameters": rope,
-        "tie_word_embeddings": config.tied,
-    }

@@ -7,11 +7,13 @@ from numpy.typing import NDArray
 from gpurt.body import Target
 from gpurt.buffer import DTYPES, DType, bf16, f16, f32, q4_1, q8_0
 from gpurt.errors import GraphError, PlanError
+from gpurt.executors.contents import PackedContents
 from gpurt.graph import Graph
 from gpurt.graphs.ops import packing
 from gpurt.graphs.ops.dtypes import to_bf16, to_float32
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.matvec_cuda import packing_cuda, row_tiles, tile_cuda
+from gpurt.plan import PlanBuffer
 
 TARGET = Target("cuda", 132, 16, "sm_90a", 232448, 60 << 20)
 
@@ -108,3 +110,34 @@ def test_shapes_that_the_body_cannot_compute_are_refused_with_the_numbers(
 def test_an_unknown_packing_names_those_that_exist() -> None:
     with pytest.raises(PlanError, match=r"^unknown packing 'mma17x1'.*mma16g4x1"):
         packing.packed_bytes("mma17x1", (16, 64), bf16)
+
+
+def test_buffers_of_one_source_and_packing_are_read_and_packed_once() -> None:
+    reads: list[str] = []
+
+    def source(name: str) -> np.ndarray:
+        reads.append(name)
+        return np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+
+    def shared() -> np.ndarray:
+        return source("shared")
+
+    graph = Graph("weights")
+    for name, content in (("a", shared), ("b", lambda: source("b")), ("c", shared), ("d", shared)):
+        graph.weight(name, [64, 64], "f32", content)
+    graph.state("empty", [4], "f32")
+    sources = {buffer.name: buffer for buffer in graph.buffers}
+    packings = {"a": "", "b": "", "c": "mma16g4x1", "d": "", "empty": ""}
+    planned = [
+        PlanBuffer(
+            *(name, sources[name].shape, "f32", "weight", packing),
+            *(64 * 64 * (2 if packing else 4), "weight", 0),
+        )
+        for name, packing in packings.items()
+    ]
+    contents = PackedContents(planned, sources)
+    taken = [contents.take(p) for p in planned]
+    assert reads == ["shared", "b", "shared"], "once for each packing"
+    assert taken[0] is taken[3]
+    assert taken[4] is None
+    assert [t.nbytes for t in taken if t is not None] == [16384, 16384, 8192, 16384]

@@ -378,3 +378,16 @@ def test_ctrl_c_in_a_wait_leaves_cleanly():
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["interrupted", "closed cancelled"]
     assert signal.SIGINT.name not in done.stderr
+
+
+def test_a_parked_runtime_has_no_kernel_and_the_next_submit_launches_again():
+    with open_runtime(resident=True) as runtime:
+        graph = diamond()
+        for launches in (1, 2):
+            request = runtime.submit(graph, inputs={"x": np.arange(4)})
+            runtime.park()
+            assert request.done
+            assert runtime.launches == launches
+            assert not runtime._find(graph).executor.running()
+    with pytest.raises(ClosedError):
+        runtime.park()

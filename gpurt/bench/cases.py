@@ -1,0 +1,485 @@
+"""Cases: the registry. Every case of the table by name: what runs, its bytes, who runs beside it.
+
+`make(small=True)` is the same case at a size that tests can plan and run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from gpurt.bench import graphs, made_up, ours, peers, shapes
+from gpurt.bench.case import Case, Side, Workload
+from gpurt.bench.machine import Machine
+from gpurt.bench.traffic import step_bytes
+from gpurt.errors import ModelError
+from gpurt.graph import Graph
+from gpurt.graphs.llama import LlamaConfig
+from gpurt.graphs.muse_spark import MuseSparkConfig
+from gpurt.graphs.qwen3_moe import Qwen3MoeConfig
+from gpurt.loaders.model import ModelConfig
+from gpurt.serving import BUILDERS
+
+EAGER, COMPILED = "torch eager, CUDA graph", "torch.compile, CUDA graph"
+_TORCH = {EAGER: peers.torch_eager, COMPILED: peers.torch_compiled}
+_STAGE_COUNT, _STAGE_STEPS = 64, 16
+_CHAIN_STEPS = 16
+_MOE_STEPS = 16
+_TOKENS = 64
+
+
+def all_cases() -> list[Case]:
+    """Every case, in the order of the table."""
+    return [
+        *_chains(),
+        _primitives(),
+        _stream(),
+        *_dispatch(),
+        *_decoding(),
+        *_muse(),
+        *_first_tokens(),
+        *_serving(),
+        _smollm2_host(),
+    ]
+
+
+def find(names: list[str]) -> list[Case]:
+    """The named cases, all without a name. Raises: ConfigError for an unknown one."""
+    from gpurt.errors import ConfigError
+
+    known = {case.name: case for case in all_cases()}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        msg = f"no case is named {', '.join(unknown)} - at --case"
+        raise ConfigError(f"{msg} - gpurt bench --list names them")
+    return [known[name] for name in dict.fromkeys(names)] if names else list(known.values())
+
+
+# ---- chain, stages ---------------------------------------------------------------------------
+def _chains() -> list[Case]:
+    figures = {  # layers, columns; goal, prototype (one row)
+        "134": (16, 8192, 30.0, 29.2),
+        "33": (64, 4096, 8.8, 8.2),
+        "8": (64, 2048, 2.7, 2.5),
+        "2": (256, 1024, 1.45, 1.34),
+    }
+    cases = [
+        _chain(name, layers, k, 1, goal, prototype)
+        for name, (layers, k, goal, prototype) in figures.items()
+    ]
+    return [*cases, *(_chain(name, *figures[name][:2], 16, None, None) for name in ("134", "33"))]
+
+
+def _chain(
+    size: str, layers: int, k: int, rows: int, goal: float | None, prototype: float | None
+) -> Case:
+    def make(small: bool) -> Workload:
+        count, width = (3, 64) if small else (layers, k)
+        return Workload(
+            graph=cache(lambda: graphs.chain(count, width, rows)),
+            bytes_moved=lambda: 2 * width * width,
+            settings={"edges": "payload"},
+            step={"steps": _CHAIN_STEPS, "layers": count, "k": width, "rows": rows},
+            per=count,
+        )
+
+    return Case(
+        name=f"chain-{size}-r{rows}",
+        measures=f"one of {layers} dependent layers y = W x, bf16 {k} x {k}, rows {rows}",
+        kind="cuda",
+        unit="us",
+        make=make,
+        ours=ours.Steps,
+        peers={"torch.mm, CUDA graph": peers.torch_chain},
+        goal=goal,
+        prototype=prototype,
+    )
+
+
+def _dispatch() -> list[Case]:
+    figures = {"static": (1.2, 0.95), "claim": (1.7, 1.38), "ready": (2.4, 2.02)}
+
+    def case(policy: str, goal: float, prototype: float) -> Case:
+        def make(small: bool) -> Workload:
+            count, width = (4, 5) if small else (_STAGE_COUNT, 132)
+            return Workload(
+                graph=cache(lambda: graphs.stages(count, width)),
+                bytes_moved=lambda: 0,
+                settings={"policy": policy, "edges": "counter"},
+                step={"steps": _STAGE_STEPS},
+                per=count,
+            )
+
+        return Case(
+            name=f"dispatch-{policy}",
+            measures="a stage of 132 empty tasks, each needs the whole stage before",
+            kind="cuda",
+            unit="us",
+            make=make,
+            ours=ours.Steps,
+            goal=goal,
+            prototype=prototype,
+        )
+
+    return [case(policy, *figure) for policy, figure in figures.items()]
+
+
+def _primitives() -> Case:
+    def opened(machine: Machine, workload: Workload, progress: Any) -> Side:
+        from gpurt.bench.primitives import Primitives
+
+        return Primitives(machine, workload, progress)
+
+    return Case(
+        name="primitives",
+        measures="a hop, relaxed store to relaxed load, other SM; the other primitives beside it",
+        kind="cuda",
+        unit="us",
+        make=lambda small: Workload(None, lambda: 0, step={"small": int(small)}),
+        ours=opened,
+        prototype=0.33,
+        rounds=3,
+    )
+
+
+def _stream() -> Case:
+    def make(small: bool) -> Workload:
+        count, width = (3, 64) if small else (32, 8192)
+        build = cache(lambda: graphs.chain(count, width, dependent=False))
+        return Workload(
+            graph=build,
+            bytes_moved=lambda: step_bytes(build()),
+            step={"steps": _CHAIN_STEPS},
+        )
+
+    return Case(
+        name="stream",
+        measures="weights through the rings, no dependencies: 32 bf16 matrices of 8192 x 8192",
+        kind="cuda",
+        unit="GB/s",
+        make=make,
+        ours=ours.Bandwidth,
+        prototype=4600.0,
+    )
+
+
+# ---- models ----------------------------------------------------------------------------------
+def _decoding() -> list[Case]:
+    smollm2 = _decode(
+        "smollm2",
+        shapes.SMOLLM2_135M,
+        "SmolLM2-135M",
+        unit="tok/s",
+        further={"llama.cpp with CUDA, the same GGUF": peers.llama_cpp_gpu},
+        load=_smollm2_if_there,
+    )
+    eight = "Llama-3.1-8B's shape"
+    return [
+        smollm2,
+        _decode("llama-1b", shapes.LLAMA_1B, "Llama-3.2-1B's shape", goal=700.0),
+        _decode("llama-8b", shapes.LLAMA_8B, eight, goal=3900.0),
+        _decode("llama-8b-8k", shapes.LLAMA_8B, eight, position=8192),
+        _decode("llama-8b-64k", shapes.LLAMA_8B, eight, position=65536 - _TOKENS),
+        _decode("qwen3-30b-a3b", shapes.QWEN3_30B_A3B, "Qwen3-30B-A3B's shape", rows=1),
+    ]
+
+
+def _decode(
+    name: str,
+    config: LlamaConfig,
+    what: str,
+    *,
+    unit: str = "us",
+    position: int = 512,
+    rows: int = 16,
+    goal: float | None = None,
+    further: dict[str, Any] | None = None,
+    load: Callable[[], Any] | None = None,
+) -> Case:
+    context = max(1024, -(-(position + _TOKENS) // 1024) * 1024)
+
+    def make(small: bool) -> Workload:
+        chosen = small_model(config) if small else config
+        bound, at, tokens = (64, 32, 8) if small else (context, position, _TOKENS)
+        weights = None if small or load is None else load
+        build = cache(lambda: model_graph(chosen, rows=rows, context=bound, weights=weights))
+        step = {"position": at, "tokens": tokens, "context": bound, "rate": int(unit == "tok/s")}
+        return Workload(
+            graph=build,
+            bytes_moved=lambda: step_bytes(build(), position=at),
+            step=step,
+            config=chosen,
+        )
+
+    is_sparse = isinstance(config, Qwen3MoeConfig)
+    return Case(
+        name=name,
+        measures=f"{what}, bf16, greedy, batch 1, at position {position} of {context}",
+        kind="cuda",
+        unit=unit,
+        make=make,
+        ours=ours.DecodeRate if unit == "tok/s" else ours.Decode,
+        peers=_TORCH | (further or {}),
+        goal=goal,
+        beside=not is_sparse,
+    )
+
+
+def _muse() -> list[Case]:
+    def moe(name: str, routed: bool, goal: float, prototype: float) -> Case:
+        def make(small: bool) -> Workload:
+            size = {"layers": 8, "experts": 256, "top_k": 8, "width": 4096, "inner": 512}
+            if small:
+                size = {"layers": 2, "experts": 12, "top_k": 3, "width": 64, "inner": 32}
+            rows = 4 if small else 16
+            build = cache(lambda: graphs.experts_alone(**size, rows=rows, routed=routed))
+            return Workload(
+                graph=build,
+                bytes_moved=lambda: step_bytes(build(), rows=rows),
+                settings={"policy": {"expert_matvec": "claim"}},
+                step={"steps": _MOE_STEPS},
+            )
+
+        known = "decided on the device, router included" if routed else "known before the step"
+        return Case(
+            name=name,
+            measures=f"NVFP4 experts of a Muse Spark TP8 rank alone, 16 rows, routing {known}",
+            kind="cuda",
+            unit="GB/s",
+            make=make,
+            ours=ours.Bandwidth,
+            goal=goal,
+            prototype=prototype,
+        )
+
+    return [
+        _muse_slice("muse-slice-r1", 1, "random"),
+        _muse_slice("muse-slice-r16", 16, "random", goal=8700.0),
+        _muse_slice("muse-slice-r16-repeat", 16, "repeat", goal=8300.0),
+        moe("muse-moe-known", False, 3900.0, 4060.0),
+        moe("muse-moe-routed", True, 3600.0, 3760.0),
+        *_drafting(),
+    ]
+
+
+def _muse_slice(name: str, rows: int, routing: str, goal: float | None = None) -> Case:
+    def make(small: bool) -> Workload:
+        config = small_muse(shapes.MUSE_SPARK) if small else shapes.MUSE_SPARK
+        at, tokens, context = (16, 4, 64) if small else (512, _TOKENS, 2048)
+        ranks = 2 if small else shapes.MUSE_RANKS
+        build = cache(
+            lambda: model_graph(config, rows=rows, context=context, tp_size=ranks, routing=routing)
+        )
+        return Workload(
+            graph=build,
+            bytes_moved=lambda: step_bytes(build(), rows=rows, position=at),
+            settings={"policy": {"expert_matvec": "claim"}},
+            step={"position": at, "tokens": tokens, "context": context, "ranks": ranks},
+            config=config,
+        )
+
+    return Case(
+        name=name,
+        measures=f"Muse Spark, a TP8 rank's slice, 62 layers, rows {rows}, {routing} routing",
+        kind="cuda",
+        unit="us",
+        make=make,
+        ours=ours.Decode if rows == 1 else ours.Verify,
+        goal=goal,
+        beside=False,
+    )
+
+
+def _drafting() -> list[Case]:
+    """Cases of the DFlash drafter; they are listed before its graph is there."""
+    reason = "gpurt.graphs.dflash is not built yet"
+    return [
+        Case(
+            name=name,
+            measures=measures,
+            kind="cuda",
+            unit="us",
+            make=_unbuilt,
+            ours=ours.Decode,
+            goal=goal,
+            unbuilt=reason,
+        )
+        for name, measures, goal in (
+            ("draft-slice", "a DFlash draft step at true size, a TP8 rank's slice", 470.0),
+            ("muse-step", "draft of 15, verify of 16, accept: a TP8 rank's slice", None),
+        )
+    ]
+
+
+def _unbuilt(small: bool) -> Workload:
+    del small
+    return Workload(None, lambda: 0)
+
+
+def _first_tokens() -> list[Case]:
+    def case(count: int) -> Case:
+        def make(small: bool) -> Workload:
+            config = small_model(shapes.LLAMA_8B) if small else shapes.LLAMA_8B
+            prompt, context = (24, 64) if small else (count, -(-(count + 1) // 1024) * 1024)
+            build = cache(lambda: model_graph(config, rows=16, context=context))
+            return Workload(
+                graph=build,
+                bytes_moved=lambda: 0,
+                step={"position": prompt, "tokens": 1, "context": context},
+                config=config,
+            )
+
+        return Case(
+            name=f"ttft-{count}",
+            measures=f"Llama-3.1-8B's shape, bf16: to the first token of a prompt of {count}",
+            kind="cuda",
+            unit="us",
+            make=make,
+            ours=ours.FirstToken,
+            peers={"torch.compile, whole prompt, CUDA graph": peers.torch_prefill},
+            rounds=3,
+        )
+
+    return [case(512), case(8192)]
+
+
+def _serving() -> list[Case]:
+    def make(config: LlamaConfig, tokens: int) -> Callable[[bool], Workload]:
+        def workload(small: bool) -> Workload:
+            chosen = small_model(config) if small else config
+            context, count = (64, 16) if small else (4096, tokens)
+            build = cache(lambda: model_graph(chosen, rows=16, context=context))
+            step = {"position": count // 2 + 16, "tokens": count, "context": context}
+            return Workload(
+                graph=build,
+                bytes_moved=lambda: step_bytes(build(), position=step["position"]),
+                step=step,
+                config=chosen,
+            )
+
+        return workload
+
+    steady = Case(
+        name="decode-p99",
+        measures="99th percentile of 2,000 decode steps, Llama-3.1-8B's shape; asked: 1.05 medians",
+        kind="cuda",
+        unit="us",
+        make=make(shapes.LLAMA_8B, 2000),
+        ours=ours.Steady,
+        rounds=1,
+    )
+    launches = Case(
+        name="launches",
+        measures="requests of 16 tokens to a resident kernel, SmolLM2's shape; asked: 0 launches",
+        kind="cuda",
+        unit="us",
+        make=make(shapes.SMOLLM2_135M, 16),
+        ours=ours.Launches,
+        rounds=3,
+    )
+    return [steady, launches]
+
+
+def _smollm2_host() -> Case:
+    def make(small: bool) -> Workload:
+        config = small_model(shapes.SMOLLM2_135M) if small else shapes.SMOLLM2_135M
+        context, at, tokens = (64, 24, 8) if small else (1024, 64, 96)
+        weights = None if small else _smollm2
+        build = cache(
+            lambda: model_graph(config, rows=16, context=context, weights=weights, host=True)
+        )
+        return Workload(
+            graph=build,
+            bytes_moved=lambda: step_bytes(build(), position=at),
+            step={"position": at, "tokens": tokens, "context": context},
+            config=config,
+        )
+
+    return Case(
+        name="smollm2-host",
+        measures="SmolLM2-135M Q4_1 on CPU threads, greedy, batch 1",
+        kind="host",
+        unit="tok/s",
+        make=make,
+        ours=ours.DecodeRate,
+        peers={"llama.cpp": peers.llama_cpp_host, "transformers, bf16": peers.transformers_host},
+        rounds=3,
+    )
+
+
+# ---- helpers ---------------------------------------------------------------------------------
+def model_graph(
+    config: ModelConfig,
+    *,
+    rows: int,
+    context: int,
+    weights: Callable[[], Any] | None = None,
+    host: bool = False,
+    **options: Any,
+) -> Graph:
+    """A model's graph as `gpurt run` builds it; with made-up matrices unless `weights` reads some.
+
+    host: for CPU threads: weights as stored, f32 cache.
+    """
+    builder = importlib.import_module(f"gpurt.graphs.{BUILDERS[config.architecture]}")
+    read = weights() if weights is not None else None
+    dtypes = {"kv_dtype": "f32"} if host else {"kv_dtype": "bf16", "weight_dtype": "bf16"}
+    graph: Graph = builder.build(
+        config, read or made_up.weights(config), rows=rows, context=context, **dtypes, **options
+    )
+    if read is None:
+        made_up.share_matrices(graph)
+    return graph
+
+
+def small_model(config: LlamaConfig) -> LlamaConfig:
+    """The same kind of model at a test's size; heads keep theirs, which bodies depend on."""
+    small = replace(
+        shapes.llama_layers(config, 2),
+        hidden=128,
+        heads=2 * config.heads // config.kv_heads,
+        kv_heads=2,
+        intermediate=192,
+        vocab=512,
+    )
+    if isinstance(small, Qwen3MoeConfig):
+        return replace(small, experts=8, top_k=2, moe_intermediate=32)
+    return small
+
+
+def small_muse(config: MuseSparkConfig) -> MuseSparkConfig:
+    """Three layers: bf16 experts and a window, nvfp4 experts, nvfp4 experts without a window."""
+    kept = shapes.muse_layers(config, 0, 4)
+    return replace(
+        kept,
+        hidden=128,
+        heads=16,
+        kv_heads=2,
+        vocab=512,
+        intermediate=128,
+        experts=12,
+        top_k=3,
+        moe_hidden=64,
+        moe_intermediate=64,
+    )
+
+
+def _smollm2() -> Any:
+    """SmolLM2's weights from its GGUF. Raises: ModelError if it cannot be had."""
+    from gpurt.loaders import load_model
+
+    return load_model("smollm2").weights
+
+
+def _smollm2_if_there() -> Any:
+    """The same, or None where the file is not on this machine: speed does not depend on it."""
+    from gpurt.loaders.smollm2 import smollm2_path
+
+    try:
+        smollm2_path(fetch=False)
+    except ModelError:
+        return None
+    return _smollm2()

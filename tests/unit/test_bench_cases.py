@@ -1,0 +1,207 @@
+"""The bench's cases without a GPU: each is named, plans, counts its bytes, and runs when small."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpurt.bench import cases, graphs, made_up, shapes
+from gpurt.bench.case import Case, Workload
+from gpurt.bench.machine import Machine
+from gpurt.bench.traffic import expected_live, step_bytes
+from gpurt.body import Target
+from gpurt.buffer import DTYPES
+from gpurt.errors import ConfigError, GraphError
+from gpurt.executors.cuda_compile import compile_kernel
+from gpurt.plan import Plan
+from gpurt.planner import plan
+
+H200 = Target("cuda", 132, 16, "sm_90a", 232448, 60 << 20)
+HOST = Machine("host", "test", Target("host", 2), "", "", "abc", "2026-01-01", 1e10)
+ALL = cases.all_cases()
+RUNNING = [case for case in ALL if not case.unbuilt and case.name != "primitives"]
+ASKED = """
+chain-134-r1 chain-33-r1 chain-8-r1 chain-2-r1 chain-134-r16 chain-33-r16 primitives stream
+dispatch-static dispatch-claim dispatch-ready smollm2 llama-1b llama-8b llama-8b-8k llama-8b-64k
+qwen3-30b-a3b muse-slice-r1 muse-slice-r16 muse-slice-r16-repeat muse-moe-known muse-moe-routed
+draft-slice muse-step ttft-512 ttft-8192 decode-p99 launches smollm2-host
+"""
+
+
+def by_name(case: Case) -> str:
+    return case.name
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    del what, done, total
+
+
+def plan_of(workload: Workload) -> Plan:
+    assert workload.graph is not None
+    settings = {"policy": "static", "edges": "auto"} | workload.settings
+    return plan(workload.graph(), H200, policy=settings["policy"], edges=settings["edges"])
+
+
+def test_every_case_that_was_asked_for_is_listed_once() -> None:
+    names = [case.name for case in ALL]
+    assert sorted(names) == sorted(ASKED.split())
+    assert [c.name for c in cases.find(["llama-1b", "launches", "llama-1b"])] == [
+        "llama-1b",
+        "launches",
+    ]
+    with pytest.raises(ConfigError, match=r"^no case is named lama - at --case"):
+        cases.find(["lama"])
+
+
+@pytest.mark.parametrize("case", [c for c in RUNNING if c.kind == "cuda"], ids=by_name)
+def test_a_small_case_has_a_plan_for_a_gpu(case: Case) -> None:
+    made = plan_of(case.make(True))
+    assert made.target == H200
+    policy = case.make(True).settings.get("policy", "static")
+    used = {op.policy for op in made.operators}
+    assert (policy if isinstance(policy, str) else "claim") in used
+    if case.name.startswith("chain"):
+        assert any(task.payload_mask for task in made.tasks), "a chain's edges are payload"
+
+
+@pytest.mark.parametrize("case", RUNNING, ids=by_name)
+def test_a_small_case_runs_on_host_threads(case: Case) -> None:
+    workload = case.make(True)
+    workload.settings["edges"] = "auto"  # host threads do not poll
+    side = case.ours(HOST, workload, quiet)
+    try:
+        assert side.measure() > 0
+        side.rest()
+        assert side.note()
+    finally:
+        side.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("chain-134-r1", 0.1342),
+        ("chain-2-r1", 0.0021),
+        ("smollm2", 0.269 + 0.012),  # weights, and keys and values of 512 positions
+        ("llama-1b", 2.47 + 0.017),
+        ("llama-8b", 15.0 + 0.067),
+        ("llama-8b-64k", 15.0 + 8.6),
+        ("muse-slice-r1", 7.26),
+        ("muse-slice-r16", 29.6),
+    ],
+)
+def test_a_full_case_moves_the_bytes_that_were_worked_out_by_hand(
+    name: str, gigabytes: float
+) -> None:
+    (case,) = cases.find([name])
+    moved = case.make(False).bytes_moved() / 1e9
+    assert moved == pytest.approx(gigabytes, rel=0.01)
+
+
+def test_a_floor_is_bytes_over_the_measured_bandwidth() -> None:
+    machine = replace(HOST, bandwidth=4e12)
+    (case,) = cases.find(["chain-134-r1"])
+    assert case.floor(machine, case.make(False)) == pytest.approx(33.55, rel=1e-3)
+    rate = replace(case, unit="tok/s")
+    assert rate.floor(machine, case.make(False)) == pytest.approx(1e6 / 33.55, rel=1e-3)
+    assert replace(case, unit="GB/s").floor(machine, case.make(False)) == 4000
+    assert cases.find(["dispatch-ready"])[0].floor(machine, Workload(None, lambda: 0)) == 0
+
+
+def test_experts_that_rows_choose_together_are_those_of_random_draws() -> None:
+    assert expected_live(256, 8, 1) == pytest.approx(8)
+    assert expected_live(256, 8, 16) == pytest.approx(101.96, abs=0.01)
+    rng = np.random.default_rng(0)
+    seen = [
+        len({int(e) for _ in range(4) for e in rng.choice(12, 3, replace=False)})
+        for _ in range(2000)
+    ]
+    assert expected_live(12, 3, 4) == pytest.approx(np.mean(seen), rel=0.02)
+
+
+def test_bytes_follow_position_window_and_chosen_experts() -> None:
+    config = cases.small_muse(shapes.MUSE_SPARK)
+    graph = cases.model_graph(config, rows=2, context=4096)
+    short, long = (step_bytes(graph, rows=2, position=p, live=5) for p in (2000, 4000))
+    kept = sum(1 for window in config.windows if not window)
+    one = 2 * config.kv_heads * config.head_dim * 2  # keys and values of a position, bf16
+    sliding = (len(config.windows) - kept) * (2048 + 1 - 2002)
+    assert long - short == one * (kept * 2000 + sliding)
+    six = step_bytes(graph, rows=2, position=2000, live=6)
+    inner, width = config.moe_intermediate, config.moe_hidden
+    expert = 3 * inner * width
+    dense = config.layers - len(config.quantised)
+    assert six - short == expert * 2 * dense + expert * 9 // 16 * len(config.quantised)
+
+
+def test_a_step_of_repeated_routing_has_the_experts_of_the_step_before() -> None:
+    config = cases.small_muse(shapes.MUSE_SPARK)
+    graph = cases.model_graph(config, rows=4, context=64, routing="repeat")
+    tables = [b.source for b in graph.buffers if b.name.endswith("forced")]
+    assert tables
+    assert all(table.shape == (4, config.top_k) for table in tables)
+    assert len({int(e) for e in tables[0].reshape(-1)}) > config.top_k, "rows differ"
+
+
+# ---- made-up weights -------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "nvfp4"])
+def test_a_made_up_matrix_keeps_the_size_of_activations(dtype: str) -> None:
+    from gpurt.graphs.ops.dtypes import to_float32
+
+    shape = (3, 64, 256) if dtype == "nvfp4" else (192, 256)
+    stored = made_up.matrix(shape, DTYPES[dtype])
+    values = to_float32(stored, DTYPES[dtype]).reshape(-1, 256)
+    if dtype == "nvfp4":
+        values = values * np.float32(made_up.nvfp4_scale(256))
+    assert np.std(values) == pytest.approx(256**-0.5, rel=0.1)
+    assert np.isfinite(values).all()
+    assert len({row.tobytes() for row in values}) == len(values), "no two rows are equal"
+    assert np.array_equal(stored, made_up.matrix(shape, DTYPES[dtype]))
+
+
+def test_matrices_of_one_shape_share_one_source_and_a_buffer_without_one_is_refused() -> None:
+    graph = graphs.chain(3, 64)
+    assert len({id(b.source) for b in graph.buffers if b.role == "weight"}) == 1
+    hidden = next(b for b in graph.buffers if b.role == "activation")
+    with pytest.raises(GraphError, match=r"^h\[0\] has no source to replace"):
+        graph.refill(hidden, np.zeros(4))
+
+
+# ---- kernels ---------------------------------------------------------------------------------
+@pytest.mark.timeout(300)
+def test_one_kernel_with_every_choice_of_the_full_shapes_compiles() -> None:
+    """Code depends on bodies, features and shapes of attention, not on sizes: so the tasks of all
+    cases in one kernel stand for each of theirs.
+    """
+    pytest.importorskip("cuda.bindings.nvrtc")
+    wide = [
+        cases.model_graph(shapes.llama_layers(config, 1), rows=rows, context=1024)
+        for config, rows in (
+            (shapes.SMOLLM2_135M, 16),
+            (shapes.LLAMA_1B, 16),
+            (shapes.LLAMA_8B, 16),
+            (shapes.QWEN3_30B_A3B, 1),
+        )
+    ]
+    small = [c.make(True) for c in RUNNING if c.kind == "cuda"]
+    plans = [*(plan(g, H200, edges="auto") for g in wide), *(plan_of(w) for w in small)]
+    together = replace(plans[0], tasks=tuple(t for p in plans for t in p.tasks))
+    code = compile_kernel(together, {}, "sm_90a")
+    heads = set(re.findall(r"attention_of<([^>]*)>", code.header))
+    assert heads == {"64, 3, 2", "64, 4, 2", "64, 8, 2, true", "128, 4, 2", "128, 8, 2"}
+    assert {"route", "expert_matvec", "collect", "publish", "rearm"} <= set(code.bodies)
+    assert code.compiled.function("hot_loopILj0E").spill_store_bytes == 0
+
+
+def test_the_primitives_compile_without_spills() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from gpurt.bench.primitives import ENTRIES, compile_primitives
+
+    for arch in ("sm_90a", "sm_100a"):
+        compiled = compile_primitives(arch)
+        for entry in ENTRIES:
+            assert compiled.function(entry).registers > 0
+            assert compiled.function(entry).spill_store_bytes == 0

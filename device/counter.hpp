@@ -4,8 +4,9 @@
 //   reader:  one thread counter_is_met() until true -> team barrier -> the team loads
 //
 // A signal is a release, a met wait an acquire, both at device scope. A Counter only grows, for the
-// life of one launch, and is never reset: the wait of a step is for a multiple of the step's number
-// since launch. 64 bits: at one signal a nanosecond a counter lasts 580 years, so it never wraps.
+// life of one launch, and is never reset: the wait of a step is for a multiple of its round, the
+// number of steps of its variant since launch, this one included. 64 bits: at one signal a
+// nanosecond a counter lasts 580 years, so it never wraps.
 #pragma once
 #include "atomics.hpp"
 #include "task_record.hpp"
@@ -22,14 +23,14 @@ GPURT_FN u64* counter_address(const Program& program, u32 counter) {
   return at<u64>(program.counters + u64{counter} * kCounterStride);
 }
 
-// Steps since launch, this one included: the factor of every target. `first_step` is not 0 in
-// tests that start step numbers just below 2^32; counters start at zero all the same.
-GPURT_FN u64 step_round(const Program& program, u64 step) {
+// Steps since launch, this one included; with one variant also the step's round. `first_step` is
+// not 0 in tests that start step numbers just below 2^32; counters start at zero all the same.
+GPURT_FN u64 step_count(const Program& program, u64 step) {
   return step + 1 - program.first_step;
 }
 
-GPURT_FN u64 counter_target(const Program& program, const Wait& wait, u64 step) {
-  return u64{wait.signals_per_step} * step_round(program, step);
+GPURT_FN u64 counter_target(const Wait& wait, u64 round) {
+  return u64{wait.signals_per_step} * round;
 }
 
 GPURT_FN bool counter_is_met(const u64* counter, u64 target) {

@@ -4,7 +4,8 @@
 // equal it: the sentinel is one exact NaN that arithmetic never makes, and bodies store through
 // canonical_*(), which turns every NaN into another one. A row of NaN is then a Fault of the body
 // that meets it, never a reader that waits for ever.
-//   set of step s:  address + (s & 1) * Program::payload_set_bytes, refilled during step s + 1
+//   set of round r:  address + (r & 1) * Program::payload_set_bytes, refilled in round r + 1 of the
+//                    same variant; no two variants share payload buffers
 // The polling itself is the device's (payload.cuh): a host plan has no payload edges.
 #pragma once
 #include "task_record.hpp"
@@ -22,9 +23,9 @@ GPURT_FN u16 canonical_bf16(u16 bits) {
   return (bits & 0x7FFFu) > 0x7F80u ? kCanonicalNanBf16 : bits;
 }
 
-// Where argument `i` of a task lies in this step.
-GPURT_FN u64 arg_address(const TaskRecord& task, u32 i, u64 step, u64 payload_set_bytes) {
-  const u64 in_set = (u64{task.payload_mask} >> i) & step & 1U;
+// Where argument `i` of a task lies in this round.
+GPURT_FN u64 arg_address(const TaskRecord& task, u32 i, u64 round, u64 payload_set_bytes) {
+  const u64 in_set = (u64{task.payload_mask} >> i) & round & 1U;
   return task.addr[i] + in_set * payload_set_bytes;
 }
 

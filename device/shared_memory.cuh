@@ -3,8 +3,8 @@
 //   0                      ring      kStageCount stages of 32 KB, filled by bulk copies
 //   + kStageCount * 32 KB  scratch   32 KB for bodies: partial sums, attention's pages (64 KB for
 //                                    a team of 1)
-//   + 32 KB                slots     8 task records and the times of their runs, 288 bytes each
-//   + 2.25 KB              barriers  stage full/empty, slot full/done/empty, 8 bytes each
+//   + 32 KB                slots     8 task records and the times of their runs, 304 bytes each
+//   + 2.375 KB             barriers  stage full/empty, slot full/done/empty, 8 bytes each
 //   ...                    words     leaving, and what the step's gate brought
 //
 // kTeamWarps and kStageCount come from the generated bodies.gen.cuh: the host derives the stage
@@ -37,13 +37,15 @@ enum SlotKind : u32 { kSlotTask = 0, kSlotSkip = 1, kSlotLeave = 2 };
 struct alignas(16) Slot {
   TaskRecord record;
   u64 step;
+  u64 round;  // of the step's variant
   u64 begin;  // cycles of this SM: the team turned to this task
   u32 met;    // low word of the same clock: its edges were met
   u32 end;    // the same: after its last store
   u32 stall;  // cycles spent waiting for the weight stream
   u32 kind;   // SlotKind
+  u64 reserved;
 };
-static_assert(sizeof(Slot) == 288);
+static_assert(sizeof(Slot) == 304);
 
 struct SharedMemory {
   u8 ring[kStageCount][kStageBytes];

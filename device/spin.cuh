@@ -24,9 +24,9 @@ GPURT_FN bool must_end(u32& polls) {
 }
 
 // One thread. False: the wait was given up.
-GPURT_FN bool wait_counter(const Wait& wait, u64 step) {
+GPURT_FN bool wait_counter(const Wait& wait, u64 round) {
   const u64* counter = counter_address(gpurt_program, wait.counter);
-  const u64 target = counter_target(gpurt_program, wait, step);
+  const u64 target = counter_target(wait, round);
   for (u32 polls = 0; load_acquire(counter) < target;) {
     if (must_end(polls)) return false;
   }

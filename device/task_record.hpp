@@ -34,7 +34,7 @@ enum DTypeCode : u32 {
 // ---- plan ------------------------------------------------------------------------------------
 struct Wait {
   u32 counter;           // index into Program::counters
-  u32 signals_per_step;  // the wait of step s is for signals_per_step * (s + 1 - first_step)
+  u32 signals_per_step;  // the wait of round r is for signals_per_step * r; see Variant
 };
 static_assert(sizeof(Wait) == 8);
 
@@ -70,7 +70,7 @@ struct alignas(16) TaskRecord {
   u16 wait_count;
   u16 signal_count;
   u16 layer;         // for traces only
-  u16 payload_mask;  // bit i: addr[i] lies in the payload arena; add (step & 1) * payload_set_bytes
+  u16 payload_mask;  // bit i: addr[i] lies in the payload arena; add (round & 1) * set bytes
   Wait wait[kWaitsPerTask];
   u32 signal[kSignalsPerTask];
   u32 tile[4];                // coordinates, meaning fixed by the body
@@ -91,6 +91,21 @@ struct Segment {
 };
 static_assert(sizeof(Segment) == 16);
 
+// One of the step sizes of a plan: a range of its tasks, run in whole steps. Steps of different
+// variants follow each other in any order. Round r of a variant is its r-th step since launch, and
+// all that a step counts (waits, tickets, slots, payload sets) is counted in rounds of its own.
+struct Variant {
+  u32 rows;           // the most that one of its steps carries
+  u32 segment_begin;  // into Program::segments
+  u32 segment_end;
+  u32 root_begin;  // into successors: `ready` tasks without waits, pushed by who opens a step
+  u32 root_count;
+  u32 reserved[3];
+};
+static_assert(sizeof(Variant) == 32);
+
+constexpr u32 kVariantsPerPlan = 4;  // rows ascend
+
 // What a signal on a counter does besides counting: dependents under the `ready` policy.
 struct CounterInfo {
   u32 signals_per_step;
@@ -102,8 +117,8 @@ static_assert(sizeof(CounterInfo) == 16);
 
 // Head and tail of one segment's queue, each alone in its line.
 struct alignas(64) Cursor {
-  u64 head;  // next ticket to take: only grows; of step first_step + t / tasks, task t % tasks
-             // dynamic: step's round << 32 | place; the last live task has place kPlaceEnd - 1
+  u64 head;  // next ticket to take: only grows; of round 1 + t / tasks, task t % tasks
+             // dynamic: round << 32 | place; the last live task has place kPlaceEnd - 1
   u8 pad0[56];
   u64 tail;  // `ready`: next slot to fill: only grows. Dynamic: live tasks of head's round
   u8 pad1[56];
@@ -162,11 +177,14 @@ enum Phase : u32 { kPhasePlain = 0, kPhasePrefill = 1, kPhaseDecode = 2 };
 // `rows` RowStates follow in memory, up to Program::rows_capacity; then as many u32 sample rows
 // (the row index of each sampled row, ascending); then as many u32 sampled tokens (out).
 struct StepState {
-  u64 step;          // this step's number since launch, from Program::first_step
-  u32 rows;          // active rows
-  u32 sample_count;  // how many rows want logits
-  u32 phase;         // Phase of the first row: for traces
-  u32 reserved[11];
+  u64 step;           // this step's number since launch, from Program::first_step
+  u32 rows;           // active rows
+  u32 sample_count;   // how many rows want logits
+  u32 phase;          // Phase of the first row: for traces
+  u32 variant;        // whose tasks the step runs
+  u64 round;          // of that variant
+  u32 rows_capacity;  // Variant::rows
+  u32 reserved[7];
 };
 static_assert(sizeof(StepState) == 64);
 
@@ -301,10 +319,14 @@ struct alignas(64) HostControl {
 };
 static_assert(sizeof(HostControl) == 192);
 
+constexpr u32 kTurnCount = 4;
+
 // Device memory. `mirror_*` is what the controller last saw in HostControl.
 struct alignas(64) DeviceControl {
-  u64 steps_open;  // step s may run once steps_open >= s + 1: the word every worker waits on
-  u8 pad0[56];
+  u64 steps_open;         // step s may run once steps_open >= s + 1: the word every worker waits on
+  u64 turns[kTurnCount];  // several variants: step s's round << 8 | variant at s % kTurnCount, from
+                          // before step s - 1 opens until step s + 3 opens
+  u8 pad0[24];
   u64 mirror_submit_tail;
   u32 mirror_exit;
   u32 mirror_cancel;  // cancel_count as last seen; advance re-reads all cancel flags on a change
@@ -315,8 +337,10 @@ struct alignas(64) DeviceControl {
   u64 submit_head;  // requests admitted; HostControl has a copy
   u32 cancel_seen;  // mirror_cancel when advance last read the flags
   u8 pad1[20];
+  u64 rounds[kVariantsPerPlan];  // several variants: steps of each so far, with those in `turns`
+  u8 pad2[32];
 };
-static_assert(sizeof(DeviceControl) == 128);
+static_assert(sizeof(DeviceControl) == 192);
 
 // ---- trace -----------------------------------------------------------------------------------
 // One task on one worker. Times are ticks of Program::tick_ns_x1024 / 1024 nanoseconds.
@@ -336,7 +360,8 @@ struct StepSummary {
   u64 begin_ns;
   u64 end_ns;
   u32 rows;
-  u32 phase;
+  u16 phase;
+  u16 variant;
 };
 static_assert(sizeof(StepSummary) == 32);
 
@@ -373,13 +398,13 @@ struct alignas(64) Program {
   u64 tick_ns_x1024;    // nanoseconds per Span tick, times 1024
   u64 first_step;       // 0, or just below 2^32 in tests
   u64 payload_set_bytes;  // distance between the two sets of payload buffers
-  u64 held_tickets;       // u64[worker_count * segment_count]: ticket + 1 taken for a later step
+  u64 held_tickets;       // u64[worker_count * segment_count]: ticket + 1 taken for a later round
                           // (dynamic: the head that was drawn); 0: none
   u32 task_count;
   u32 segment_count;
   u32 worker_count;
   u32 counter_count;
-  u32 rows_capacity;     // rows of one step
+  u32 rows_capacity;     // rows of one step of the largest variant
   u32 slot_count;        // sequences of one step
   u32 queue_capacity;    // requests in flight
   u32 context_capacity;  // positions of one sequence
@@ -389,11 +414,12 @@ struct alignas(64) Program {
   u32 vocab_size;    // 0 for a plain graph
   u32 prefill_rows;  // at most this many rows of one sequence in a prefill step, <= rows_capacity
   u32 team_warps;    // cuda: 16 or 1
-  u32 ready_root_begin;  // into successors: `ready` tasks without waits, pushed by who opens a step
-  u32 ready_root_count;
+  u32 variant_count;
+  u32 reserved;
   u64 decisions;  // Decision[]
   u64 absents;    // Absent[]
+  Variant variants[kVariantsPerPlan];
 };
-static_assert(sizeof(Program) == 320);
+static_assert(sizeof(Program) == 448);
 
 }  // namespace gpurt

@@ -6,6 +6,10 @@ Does not know: how a plan is made (gpurt/planner) or run (gpurt/executors).
 Tasks lie in topological order, which is program order: of two tasks that touch the same bytes and
 do not both read, the one with the lower index goes first. A task's index is its record's index.
 The last task is always the generated `advance`.
+
+A plan may have several variants: step sizes of one graph, over the same weights and states. Each
+is a range of tasks, segments and operators with an `advance` of its own, and never waits for
+another: a step runs one of them, and `advance` chooses which.
 """
 
 from __future__ import annotations
@@ -158,6 +162,19 @@ class PlanSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanVariant:
+    """The tasks [begin, end) and segments [segment_begin, segment_end) of steps of up to `rows`
+    rows.
+    """
+
+    rows: int
+    begin: int
+    end: int
+    segment_begin: int
+    segment_end: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlanEdge:
     """For people: how `count` tasks of one operator depend on another. Executors do not read it."""
 
@@ -172,7 +189,8 @@ class PlanEdge:
 class Plan:
     """What an executor runs. lists[worker][segment]: task indices, () unless it is static.
 
-    rows, slots, context, vocab: bounds of one step, as in Graph.
+    rows, slots, context, vocab: bounds of one step, as in Graph. variants: ascending by rows; ()
+    if there is one, of `rows` rows and all tasks: see `step_variants`.
     """
 
     version: int
@@ -190,12 +208,18 @@ class Plan:
     lists: tuple[tuple[tuple[int, ...], ...], ...] = field(repr=False)
     edges: tuple[PlanEdge, ...] = field(repr=False)
     payload_set_bytes: int = 0
+    variants: tuple[PlanVariant, ...] = ()
 
     def check(self) -> None:
         """Prove the plan. Raises: PlanError naming the task, what is wrong and what to do."""
         from gpurt.planner.check import check_plan
 
         check_plan(self)
+
+    def step_variants(self) -> tuple[PlanVariant, ...]:
+        """The variants, also where there is only one."""
+        one = PlanVariant(self.rows, 0, len(self.tasks), 0, len(self.segments))
+        return self.variants or (one,)
 
     def buffer_index(self, name: str) -> int:
         """Index of the buffer of that name. Raises: PlanError if there is none."""
@@ -336,6 +360,7 @@ def _to_wire(plan: Plan) -> dict[str, Any]:
         "lists": plan.lists,
         "edges": [_row(e) for e in plan.edges],
         "payload_set_bytes": plan.payload_set_bytes,
+        "variants": [_row(v) for v in plan.variants],
     }
 
 
@@ -370,4 +395,5 @@ def _from_wire(wire: dict[str, Any]) -> Plan:
         lists=wire["lists"],
         edges=tuple(PlanEdge(*row) for row in wire["edges"]),
         payload_set_bytes=wire["payload_set_bytes"],
+        variants=tuple(PlanVariant(*row) for row in wire.get("variants", ())),
     )

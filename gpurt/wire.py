@@ -26,6 +26,8 @@ ADDR_LIVE_SLOTS = ADDRS_PER_TASK - 2
 ADDR_EXPERT_ID = ADDRS_PER_TASK - 1
 STOP_IDS_PER_REQUEST = 16
 PROPOSALS_PER_SLOT = 15
+VARIANTS_PER_PLAN = 4
+TURN_COUNT = 4  # DeviceControl.turns
 COUNTER_STRIDE = 64  # bytes between counters
 SPAN_COUNT_STRIDE = 64  # bytes between the span counts of two workers
 SPANS_UNPUBLISHED = 64  # that a worker on the GPU stores before it publishes its count
@@ -177,6 +179,16 @@ TASK_RECORD = _struct(
 
 SEGMENT = _struct(16, ("policy", "u4"), ("begin", "u4"), ("end", "u4"), ("cursor", "u4"))
 
+VARIANT = _struct(
+    32,
+    ("rows", "u4"),
+    ("segment_begin", "u4"),
+    ("segment_end", "u4"),
+    ("root_begin", "u4"),
+    ("root_count", "u4"),
+    ("reserved", "u4", 3),
+)
+
 COUNTER_INFO = _struct(
     16,
     ("signals_per_step", "u4"),
@@ -212,7 +224,10 @@ STEP_STATE = _struct(
     ("rows", "u4"),
     ("sample_count", "u4"),
     ("phase", "u4"),
-    ("reserved", "u4", 11),
+    ("variant", "u4"),
+    ("round", "u8"),
+    ("rows_capacity", "u4"),
+    ("reserved", "u4", 7),
 )
 
 REQUEST_RECORD = _struct(
@@ -301,9 +316,10 @@ HOST_CONTROL = _struct(
 )
 
 DEVICE_CONTROL = _struct(
-    128,
+    192,
     ("steps_open", "u8"),
-    ("pad0", "u1", 56),
+    ("turns", "u8", TURN_COUNT),
+    ("pad0", "u1", 24),
     ("mirror_submit_tail", "u8"),
     ("mirror_exit", "u4"),
     ("mirror_cancel", "u4"),
@@ -314,6 +330,8 @@ DEVICE_CONTROL = _struct(
     ("submit_head", "u8"),
     ("cancel_seen", "u4"),
     ("pad1", "u1", 20),
+    ("rounds", "u8", VARIANTS_PER_PLAN),
+    ("pad2", "u1", 32),
 )
 
 SPAN = _struct(
@@ -328,7 +346,13 @@ SPAN = _struct(
 )
 
 STEP_SUMMARY = _struct(
-    32, ("step", "u8"), ("begin_ns", "u8"), ("end_ns", "u8"), ("rows", "u4"), ("phase", "u4")
+    32,
+    ("step", "u8"),
+    ("begin_ns", "u8"),
+    ("end_ns", "u8"),
+    ("rows", "u4"),
+    ("phase", "u2"),
+    ("variant", "u2"),
 )
 
 _PROGRAM_U64 = """
@@ -340,20 +364,22 @@ _PROGRAM_U64 = """
 _PROGRAM_U32 = """
     task_count segment_count worker_count counter_count rows_capacity slot_count queue_capacity
     context_capacity span_capacity summary_capacity sample_period vocab_size prefill_rows
-    team_warps ready_root_begin ready_root_count
+    team_warps variant_count reserved
 """
 PROGRAM = _struct(
-    320,
+    448,
     *((n, "u8") for n in _PROGRAM_U64.split()),
     *((n, "u4") for n in _PROGRAM_U32.split()),
     ("decisions", "u8"),
     ("absents", "u8"),
+    ("variants", VARIANT, VARIANTS_PER_PLAN),
 )
 
 STRUCTS: dict[str, np.dtype[Any]] = {
     "Wait": WAIT,
     "TaskRecord": TASK_RECORD,
     "Segment": SEGMENT,
+    "Variant": VARIANT,
     "CounterInfo": COUNTER_INFO,
     "Cursor": CURSOR,
     "Published": PUBLISHED,
@@ -378,6 +404,12 @@ def field_offset(struct: np.dtype[Any], name: str) -> int:
     """Bytes from the start of a struct to one of its fields."""
     assert struct.fields is not None
     return int(struct.fields[name][1])
+
+
+def first_turn(control: np.ndarray[tuple[()], Any], first_step: int, variant: int) -> None:
+    """Fix the turn of a launch's first step in a zeroed DeviceControl: round 1 of `variant`."""
+    control["turns"][first_step % TURN_COUNT] = 1 << 8 | variant
+    control["rounds"][variant] = 1
 
 
 def step_state_bytes(rows: int) -> int:

@@ -7,6 +7,14 @@
 //            what is left is for proposals, which stand behind their sequence's decode row
 //   open     steps_open + 1, or idle = 1: then the controller owns admission
 //
+// With several variants a step's turn, which says whose tasks it runs, is fixed while the step
+// before it is opened: workers stream a step's weights before the step opens.
+//
+//   open s   rows of s, at most the rows of its variant -> turn of s + 1: the smallest variant that
+//            holds what then waits for a row -> steps_open
+//
+// So a prompt that comes while the others decode begins with a step of the decode variant.
+//
 // Run by ONE thread, after all tasks of its step; the release of steps_open passes on what it
 // wrote. Portable: on the GPU it is one thread on the critical path, so what it needs each step
 // lies in device memory and is read once; host memory is only written, except at admission, for
@@ -15,6 +23,7 @@
 #include "acceptance.hpp"
 #include "bodies/context.hpp"
 #include "queue.hpp"
+#include "task_source.hpp"
 
 namespace gpurt {
 
@@ -181,6 +190,7 @@ GPURT_FN void set_row(RowState& row, u32 token, u32 slot, u32 position, u32 flag
 struct StepRowCounts {
   u32 rows;
   u32 samples;
+  u32 capacity;  // of the step's variant
 };
 
 GPURT_FN void add_sample_row(const Program& program, SlotState& slot, StepRowCounts& counts) {
@@ -201,21 +211,23 @@ struct Spare {
   u32 sequences;
 };
 
+// Of an active sequence, without a drafter: its decode row or the next chunk of its prompt.
+GPURT_FN u32 wanted_rows(const Program& program, const SlotState& slot) {
+  if (slot.position >= slot.prompt_tokens) return 1;
+  const u32 left = slot.prompt_tokens - slot.position;
+  return left < program.prefill_rows ? left : program.prefill_rows;
+}
+
 // What is left once every sequence has its row or its prompt chunk: a drafter delays nobody's
 // prompt.
-GPURT_FN Spare spare_rows(const Program& program) {
+GPURT_FN Spare spare_rows(const Program& program, u32 capacity) {
   const SlotState* slots = at<const SlotState>(program.slots);
-  Spare spare = {program.rows_capacity, 0};
+  Spare spare = {capacity, 0};
   for (u32 i = 0; i < program.slot_count; ++i) {
     const SlotState& slot = slots[i];
     if (slot.active == 0) continue;
-    u32 wanted = 1;
-    if (slot.position < slot.prompt_tokens) {
-      wanted = slot.prompt_tokens - slot.position;
-      if (wanted > program.prefill_rows) wanted = program.prefill_rows;
-    } else {
-      ++spare.sequences;
-    }
+    if (slot.position >= slot.prompt_tokens) ++spare.sequences;
+    const u32 wanted = wanted_rows(program, slot);
     spare.rows -= wanted < spare.rows ? wanted : spare.rows;
   }
   return spare;
@@ -254,10 +266,9 @@ GPURT_FN void build_proposal_rows(const Program& program, const SlotState& slot,
 // The next chunk of a prompt; only its last row wants logits.
 GPURT_FN void build_prefill_rows(const Program& program, SlotState& slot, u32 slot_index,
                                  StepRowCounts& counts) {
-  u32 n = slot.prompt_tokens - slot.position;
-  const u32 space = program.rows_capacity - counts.rows;
+  u32 n = wanted_rows(program, slot);
+  const u32 space = counts.capacity - counts.rows;
   if (n > space) n = space;
-  if (n > program.prefill_rows) n = program.prefill_rows;
   const u32* prompt =
       at<const u32>(program.prompt_tokens) + u64{slot.entry} * program.context_capacity;
   for (u32 i = 0; i < n; ++i, ++slot.position) {
@@ -269,26 +280,27 @@ GPURT_FN void build_prefill_rows(const Program& program, SlotState& slot, u32 sl
 }
 
 // A plain graph's rows are all of them, the same in every step.
-GPURT_FN StepRowCounts build_plain(const Program& program) {
-  StepRowCounts counts = {0, 0};
+GPURT_FN StepRowCounts build_plain(const Program& program, u32 capacity) {
+  StepRowCounts counts = {0, 0, capacity};
   const SlotState& slot = at<const SlotState>(program.slots)[0];
   if (slot.active == 0) return counts;
-  counts.rows = program.rows_capacity;
+  counts.rows = capacity;
   if (slot.produced == 0)
     for (u32 i = 0; i < counts.rows; ++i) set_row(step_rows(program)[i], 0, 0, i, 0);
   return counts;
 }
 
-GPURT_FN StepRowCounts build_rows(const Program& program, u64 step, const Drafter& drafter) {
-  if (program.vocab_size == 0) return build_plain(program);
-  StepRowCounts counts = {0, 0};
+GPURT_FN StepRowCounts build_rows(const Program& program, u64 step, u32 capacity,
+                                  const Drafter& drafter) {
+  if (program.vocab_size == 0) return build_plain(program, capacity);
+  StepRowCounts counts = {0, 0, capacity};
   SlotState* slots = at<SlotState>(program.slots);
   const u32 n = program.slot_count;
   // With more sequences than rows the first one served rotates, so that none starves.
-  const u32 first = n > program.rows_capacity ? static_cast<u32>(step % n) : 0;
+  const u32 first = n > capacity ? static_cast<u32>(step % n) : 0;
   u32 waiting = 0;  // sequences whose prompt is not yet through
   Spare spare = {0, 0};
-  if (drafter.proposals != nullptr) spare = spare_rows(program);
+  if (drafter.proposals != nullptr) spare = spare_rows(program, capacity);
   for (u32 i = 0; i < n; ++i) {
     const u32 index = first + i < n ? first + i : first + i - n;
     SlotState& slot = slots[index];
@@ -296,12 +308,12 @@ GPURT_FN StepRowCounts build_rows(const Program& program, u64 step, const Drafte
     slot.sample_index = kNoSample;
     if (slot.position < slot.prompt_tokens) {
       ++waiting;
-    } else if (counts.rows < program.rows_capacity) {
+    } else if (counts.rows < capacity) {
       build_decode_row(program, slot, index, counts);
       if (spare.rows != 0) build_proposal_rows(program, slot, index, drafter, spare, counts);
     }
   }
-  for (u32 i = 0; i < n && waiting != 0 && counts.rows < program.rows_capacity; ++i) {
+  for (u32 i = 0; i < n && waiting != 0 && counts.rows < capacity; ++i) {
     const u32 index = first + i < n ? first + i : first + i - n;
     SlotState& slot = slots[index];
     if (slot.active == 0 || slot.position >= slot.prompt_tokens) continue;
@@ -311,6 +323,26 @@ GPURT_FN StepRowCounts build_rows(const Program& program, u64 step, const Drafte
   return counts;
 }
 
+// The smallest variant whose steps hold a row or a prompt chunk of every sequence; else the
+// largest.
+GPURT_FN u32 fitting_variant(const Program& program) {
+  const SlotState* slots = at<const SlotState>(program.slots);
+  u32 wanted = 0;
+  for (u32 i = 0; i < program.slot_count; ++i)
+    if (slots[i].active != 0) wanted += wanted_rows(program, slots[i]);
+  u32 variant = 0;
+  while (variant + 1 < program.variant_count && program.variants[variant].rows < wanted) ++variant;
+  return variant;
+}
+
+// Before the step in front of it opens. A release: whoever loads it has seen that the step whose
+// turn it replaces is over.
+GPURT_FN void fix_turn(const Program& program, u64 step, u32 variant) {
+  DeviceControl* control = device_control(program);
+  const u64 round = ++control->rounds[variant];
+  store_release(&control->turns[step % kTurnCount], make_turn(round, variant));
+}
+
 // By whoever owns admission: advance, or the controller while idle. Opens the next step, or sets
 // idle if there is nothing to run. The controller needs no drafter: nothing was decoding.
 GPURT_FN void start_next_step(const Program& program, u64 now_ns,
@@ -318,7 +350,10 @@ GPURT_FN void start_next_step(const Program& program, u64 now_ns,
   DeviceControl* control = device_control(program);
   const u64 step = load_relaxed(&control->steps_open);
   admit(program, step, now_ns);
-  const StepRowCounts counts = build_rows(program, step, drafter);
+  u64 turn = make_turn(step_count(program, step), 0);
+  if (program.variant_count != 1) turn = load_relaxed(&control->turns[step % kTurnCount]);
+  const Variant& variant = program.variants[turn_variant(turn)];
+  const StepRowCounts counts = build_rows(program, step, variant.rows, drafter);
   if (counts.rows == 0) {
     store_relaxed_system(&host_control(program)->idle_since_ns, now_ns);
     store_release(&control->idle, 1);
@@ -329,6 +364,9 @@ GPURT_FN void start_next_step(const Program& program, u64 now_ns,
   state->rows = counts.rows;
   state->sample_count = counts.samples;
   state->phase = kPhasePlain;
+  state->variant = turn_variant(turn);
+  state->round = turn_round(turn);
+  state->rows_capacity = variant.rows;
   if (program.vocab_size != 0) {
     const RowState& first = step_rows(program)[0];
     const SlotState& slot = at<const SlotState>(program.slots)[first.slot];
@@ -340,9 +378,11 @@ GPURT_FN void start_next_step(const Program& program, u64 now_ns,
     summary->begin_ns = now_ns;
     summary->end_ns = 0;
     summary->rows = counts.rows;
-    summary->phase = state->phase;
+    summary->phase = static_cast<u16>(state->phase);
+    summary->variant = static_cast<u16>(state->variant);
   }
-  push_roots(program, step);
+  if (program.variant_count != 1) fix_turn(program, step + 1, fitting_variant(program));
+  push_roots(program, variant, turn_round(turn));
   store_release(&control->steps_open, step + 1);
 }
 
@@ -360,7 +400,7 @@ GPURT_FN void advance(const Program& program, const TaskRecord& record) {
   for (u32 i = 0; i < program.slot_count; ++i)
     if (slots[i].active != 0)
       harvest_slot(program, slots[i], step, drafter, now_ns, cancel_changed);
-  store_relaxed_system(&host_control(program)->heartbeat, step_round(program, step));
+  store_relaxed_system(&host_control(program)->heartbeat, step_count(program, step));
   start_next_step(program, now_ns, drafter);
 }
 

@@ -26,14 +26,13 @@ GPURT_FN u32 live_slots(const Decision& decision) {
 
 // Opens the step in all segments of the decider. Once a step: all tasks of the round before have
 // ended, so nobody needs the old words, and draws that only found kPlaceEnd may be lost.
-GPURT_FN void publish_live(const Program& program, const Decision& decision, u64 step, u32 live) {
-  const u64 round = step_round(program, step) & 0xFFFFFFFFu;
+GPURT_FN void publish_live(const Program& program, const Decision& decision, u64 round, u32 live) {
   for (u32 i = 0; i < decision.published_count; ++i) {
     const Published& published = decision.published[i];
     Cursor& cursor = at<Cursor>(program.cursors)[published.cursor];
     const u32 tasks = live * published.tiles_per_slot;
     store_relaxed(&cursor.tail, u64{tasks});
-    store_release(&cursor.head, round << 32U | (kPlaceEnd - tasks));
+    store_release(&cursor.head, (round & 0xFFFFFFFFu) << 32U | (kPlaceEnd - tasks));
   }
 }
 
@@ -42,12 +41,12 @@ GPURT_FN u32 absent_signals(const Absent& absent, u32 live) {
   return first < absent.slot_end ? (absent.slot_end - first) * absent.signals_per_slot : 0;
 }
 
-GPURT_FN void compensate(const Program& program, const Decision& decision, u64 step, u32 live,
+GPURT_FN void compensate(const Program& program, const Decision& decision, u64 round, u32 live,
                          u32* kept) {
   const Absent* absents = at<const Absent>(program.absents) + decision.absent_begin;
   for (u32 i = 0; i < decision.absent_count; ++i) {
     const u32 amount = absent_signals(absents[i], live);
-    if (amount != 0) signal_many(program, absents[i].counter, amount, step, kept);
+    if (amount != 0) signal_many(program, absents[i].counter, amount, round, kept);
   }
 }
 

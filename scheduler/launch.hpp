@@ -26,6 +26,8 @@ inline void reset_for_launch(const Program& program) {
   control->steps_open = p.first_step;
   control->submit_head = host->submit_head;
   control->idle = 1;
+  // What a launch is for begins with a prompt.
+  fix_turn(p, p.first_step, p.variant_count - 1);
   host->fault = Fault{};
   host->exit_request = 0;
   host->abort_request = 0;

@@ -52,6 +52,7 @@ struct Loader {
     if (source.next(task, step) != Next::kTask) return false;
     Slot& slot = slot_of(fetched);
     slot.step = step;
+    slot.round = source.round;
     slot.kind = kSlotTask;
     const u64 record = gpurt_program.records + u64{task} * sizeof(TaskRecord);
 #pragma unroll
@@ -59,7 +60,7 @@ struct Loader {
       copy16_to_shared(shared_address(&slot.record) + i * 16, record + i * 16);
     const u32 full = shared_address(&shared().slot_full[fetched % kSlotCount]);
     mbarrier_arrive_after_copies(full);
-    mbarrier_arrive(full);  // a release: step and kind are visible with the record
+    mbarrier_arrive(full);  // a release: step, round and kind are visible with the record
     ++fetched;
     return true;
   }
@@ -105,7 +106,7 @@ struct Loader {
     const TaskRecord& record = slot.record;
     const Wait decided{record.param[kParamExpertCounter], record.param[kParamExpertSignals]};
     if (!counter_is_met(counter_address(gpurt_program, decided.counter),
-                        counter_target(gpurt_program, decided, slot.step)))
+                        counter_target(decided, slot.round)))
       return false;
     const u32 live = load_relaxed(at<const u32>(record.addr[kAddrLiveSlots]));
     const u32 expert = load_relaxed(at<const u32>(record.addr[kAddrExpertId]));
@@ -207,10 +208,10 @@ struct Watch {
   }
 
   // Whether the task lacks a counter edge; then the fault names it.
-  __device__ static bool find_edge(const TaskRecord& record, u64 step, Fault& fault) {
+  __device__ static bool find_edge(const TaskRecord& record, u64 round, Fault& fault) {
     for (u32 i = 0; i < record.wait_count; ++i) {
       fault.seen = load_acquire(counter_address(gpurt_program, record.wait[i].counter));
-      fault.needed = counter_target(gpurt_program, record.wait[i], step);
+      fault.needed = counter_target(record.wait[i], round);
       fault.counter = record.wait[i].counter;
       if (fault.seen < fault.needed) return true;
     }
@@ -223,7 +224,7 @@ struct Watch {
     const TaskRecord& record = slot.record;
     const u32 kind = record.payload_mask != 0 ? kFaultPayloadTimeout : kFaultStreamTimeout;
     Fault fault = fault_of(kind, record.task_index, slot.step, waited_ns);
-    if (find_edge(record, slot.step, fault)) fault.kind = kFaultEdgeTimeout;
+    if (find_edge(record, slot.round, fault)) fault.kind = kFaultEdgeTimeout;
     raise_fault(gpurt_program, fault);
   }
 
@@ -234,7 +235,7 @@ struct Watch {
     for (u32 task = source.begin; task < source.end; ++task) {
       fault.task = task;
       const TaskRecord& record = at<const TaskRecord>(gpurt_program.records)[task];
-      if (find_edge(record, source.step, fault)) break;
+      if (find_edge(record, source.round, fault)) break;
     }
     raise_fault(gpurt_program, fault);
   }

@@ -107,13 +107,12 @@ struct SpanWriter {
 constexpr u32 kPushesPerLane = 4;
 
 // Successors [begin, begin + 32 * kPushesPerLane) of a counter whose last signal this warp made,
-// and acquired. queue.hpp has the same steps one by one; here one fence serves all adds of a step:
+// and acquired. queue.hpp has the same steps one by one; here one fence serves all adds of a stage:
 //   fence -> arrivals -> fence -> places in the queue -> slots
 // The first fence releases what the counter's signals passed on, with every arrival; the second one
 // acquires what earlier arrivals released, and releases all of it with the slots.
-__device__ __forceinline__ void push_successors(const u32* successors, u32 count, u64 step) {
+__device__ __forceinline__ void push_successors(const u32* successors, u32 count, u64 round) {
   const Program& program = gpurt_program;
-  const u64 round = step_round(program, step);
   u32 task[kPushesPerLane];
   bool is_last[kPushesPerLane];
   fence_acq_rel_gpu();
@@ -133,14 +132,14 @@ __device__ __forceinline__ void push_successors(const u32* successors, u32 count
     if (!is_last[i]) continue;
     const Segment& segment = segment_of(program, task[i]);
     const u64 tail = add_relaxed(&at<Cursor>(program.cursors)[segment.cursor].tail, 1);
-    const u64 base = (step - program.first_step) * (segment.end - segment.begin);
+    const u64 base = (round - 1) * (segment.end - segment.begin);
     store_relaxed(at<u64>(program.ready_slots) + segment.begin + (tail - base),
                   (round & 0xFFFFFFFFu) << 32 | (task[i] + 1));
   }
 }
 
 // All lanes of the storer, converged.
-__device__ __forceinline__ void signal_by_warp(u32 counter, u64 step, u32 amount = 1) {
+__device__ __forceinline__ void signal_by_warp(u32 counter, u64 round, u32 amount = 1) {
   const Program& program = gpurt_program;
   const CounterInfo& info = at<const CounterInfo>(program.counter_infos)[counter];
   u64* word = counter_address(program, counter);
@@ -150,7 +149,7 @@ __device__ __forceinline__ void signal_by_warp(u32 counter, u64 step, u32 amount
     if (count == 0) {
       add_release(word, amount);
     } else {
-      const u64 target = u64{info.signals_per_step} * step_round(program, step);
+      const u64 target = u64{info.signals_per_step} * round;
       is_last = add_acq_rel(word, amount) + amount == target;
     }
   }
@@ -158,7 +157,7 @@ __device__ __forceinline__ void signal_by_warp(u32 counter, u64 step, u32 amount
   __syncwarp();
   const u32* successors = at<const u32>(program.successors) + info.successor_begin;
   for (u32 begin = 0; begin < count; begin += 32 * kPushesPerLane)
-    push_successors(successors + begin, count - begin, step);
+    push_successors(successors + begin, count - begin, round);
   __syncwarp();
 }
 
@@ -183,7 +182,7 @@ __device__ __noinline__ bool decide_by_warp(const Slot& slot) {
     __syncwarp();
     return false;
   }
-  if (lane == 0) publish_live(program, decision, slot.step, live);
+  if (lane == 0) publish_live(program, decision, slot.round, live);
   fence_acq_rel_gpu();
   const Absent* absents = at<const Absent>(program.absents) + decision.absent_begin;
   const CounterInfo* infos = at<const CounterInfo>(program.counter_infos);
@@ -196,7 +195,7 @@ __device__ __noinline__ bool decide_by_warp(const Slot& slot) {
     for (u32 rest = __ballot_sync(~0u, pushes); rest != 0; rest &= rest - 1) {
       const u32 from = __ffs(static_cast<int>(rest)) - 1;
       const u32 one = __shfl_sync(~0u, counter, from), by = __shfl_sync(~0u, amount, from);
-      signal_by_warp(one, slot.step, by);
+      signal_by_warp(one, slot.round, by);
     }
   }
   __syncwarp();
@@ -223,7 +222,7 @@ __device__ __noinline__ void run_storer() {
     if (signals && (slot.record.flags & kTaskDecides) != 0) signals = decide_by_warp(slot);
     if (signals) {
       for (u32 i = 0; i < slot.record.signal_count; ++i)
-        signal_by_warp(slot.record.signal[i], slot.step);
+        signal_by_warp(slot.record.signal[i], slot.round);
       if (traces) spans.add(slot);
     }
     __syncwarp();

@@ -14,16 +14,32 @@
 //   next:      round not there: kNotYet;  of a later step: leave;  else ticket = head + 1
 //   leave:     place kPlaceEnd or more (nothing to keep), or ticket of a later step
 //
-// Tickets of other segments are numbered through all steps: with n tasks, ticket t is of step
-// first_step + t / n. A worker that draws one of a later step keeps it, leaves the segment, and
-// finds it first when it comes there in that step. So nothing is reset between steps, and no ticket
-// is ever lost or drawn twice. On the GPU the loader thread runs a TaskSource ahead of the worker:
+// Tickets of other segments are numbered through all rounds: with n tasks, ticket t is of round
+// 1 + t / n. A worker that draws one of a later round keeps it, leaves the segment, and finds it
+// first when it comes there in that round. So nothing is reset between steps, and no ticket is ever
+// lost or drawn twice.
+//
+// With several variants the step's turn says whose segments to walk, and its round. Turns are known
+// one step ahead, so a walk goes up to the end of the step after the open one. A worker that finds
+// its step over (it had nothing left to do in it) goes on with the open one.
+// On the GPU the loader thread runs a TaskSource ahead of the worker:
 // look-ahead stays in topological order, so the task that all wait for is always first in some
 // worker's hands, and in `ready` segments a task comes out only after its edges are met.
 #pragma once
 #include "counter.hpp"
 
 namespace gpurt {
+
+// DeviceControl::turns.
+GPURT_FN u64 make_turn(u64 round, u32 variant) {
+  return round << 8U | variant;
+}
+GPURT_FN u64 turn_round(u64 turn) {
+  return turn >> 8U;
+}
+GPURT_FN u32 turn_variant(u64 turn) {
+  return static_cast<u32>(turn & 0xFFU);
+}
 
 enum class Next : u32 {
   kTask,    // task and step were set
@@ -36,15 +52,18 @@ constexpr u32 kSlotTaken = 0xFFFFFFFFu;  // low word of a slot whose task the pu
 struct TaskSource {
   const Program* program;
   u64 step;         // where the walk stands
-  u64 step_limit;   // the walk enters no step >= this; the owner raises it
-  u64 ticket_base;  // number of this segment's first ticket of this step
+  u64 round;        // of that step's variant
+  u64 step_limit;   // the walk hands out nothing of a step >= this; the owner raises it
+  u64 ticket_base;  // number of this segment's first ticket of this round
   u64 ticket;       // drawn and not yet used, + 1 (dynamic: the head as drawn); 0: none
   u32 worker;
   u32 segment;
+  u32 segment_end;  // of the step's variant
   u32 policy;
   u32 begin;  // static: position in lists; else first task of the segment
   u32 end;
   u32 live;  // dynamic: tasks of this step, once published; before: kUnpublished
+  bool is_entered;
 
   static constexpr u32 kUnpublished = 0xFFFFFFFFu;
 
@@ -53,14 +72,16 @@ struct TaskSource {
     worker = of_worker;
     step = of_program.first_step;
     step_limit = ~u64{0};
-    enter(0);
+    policy = kPolicyStatic;
+    is_entered = enter_step();
   }
 
   // Crossing into another step always returns kNotYet once, so a worker without tasks never
   // loops in here.
   GPURT_FN Next next(u32& task, u64& task_step) {
+    if (!is_entered) is_entered = enter_step();
     for (;;) {
-      if (step >= step_limit) return Next::kNotYet;
+      if (step >= step_limit || !is_entered) return Next::kNotYet;
       if (policy == kPolicyStatic) {
         if (begin < end) {
           task = at<const u32>(program->lists)[begin++];
@@ -74,11 +95,11 @@ struct TaskSource {
         if (drawn == Drawn::kEmpty) return Next::kNotYet;
         at<u64>(program->held_tickets)[place()] = ticket;
       }
-      if (segment + 1 < program->segment_count) {
+      if (segment + 1 < segment_end) {
         enter(segment + 1);
       } else {
         ++step;
-        enter(0);
+        is_entered = enter_step();
         return Next::kNotYet;
       }
     }
@@ -86,6 +107,36 @@ struct TaskSource {
 
  private:
   enum class Drawn : u32 { kTask, kEmpty, kLater };
+
+  // Finds out what the step is made of. False: that is not decided yet.
+  GPURT_FN bool enter_step() {
+    u32 variant = 0;
+    if (program->variant_count == 1) {
+      round = step_count(*program, step);
+    } else {
+      u64 turn = 0;
+      if (!find_turn(turn)) return false;
+      round = turn_round(turn);
+      variant = turn_variant(turn);
+    }
+    segment_end = program->variants[variant].segment_end;
+    enter(program->variants[variant].segment_begin);
+    return true;
+  }
+
+  // A turn is overwritten after its step has ended. So it was right if the step has not ended after
+  // the load; who loads a later one acquires what the opener of the steps between released.
+  GPURT_FN bool find_turn(u64& turn) {
+    const DeviceControl* control = at<const DeviceControl>(program->device_control);
+    u64 open = load_acquire(&control->steps_open);
+    if (open < step) return false;
+    do {
+      if (open > step + 1) step = open - 1;
+      turn = load_acquire(&control->turns[step % kTurnCount]);
+      open = load_acquire(&control->steps_open);
+    } while (open > step + 1);
+    return true;
+  }
 
   // Of this worker and segment, in lists and held tickets alike.
   GPURT_FN u64 place() const { return u64{worker} * program->segment_count + segment; }
@@ -102,15 +153,14 @@ struct TaskSource {
     }
     begin = s.begin;
     end = s.end;
-    ticket_base = (step - program->first_step) * (end - begin);
+    ticket_base = (round - 1) * (end - begin);
     live = kUnpublished;
     ticket = at<const u64>(program->held_tickets)[place()];
   }
 
   // How many rounds later, modulo 2^32.
   GPURT_FN i32 rounds_ahead(u64 head) const {
-    const u32 round = static_cast<u32>(step_round(*program, step));
-    return static_cast<i32>(static_cast<u32>(head >> 32U) - round);
+    return static_cast<i32>(static_cast<u32>(head >> 32U) - static_cast<u32>(round));
   }
 
   // A round is published after the one before it has ended. So while this round has a task that
@@ -135,8 +185,8 @@ struct TaskSource {
     return Drawn::kTask;
   }
 
-  // A ticket's step never lies behind the walk: a worker leaves a step only with a later ticket in
-  // its hand, and the head only grows.
+  // A ticket's round never lies behind the walk: a worker leaves a step only with a later ticket in
+  // its hand, or finds the step over, hence all its tickets drawn; and the head only grows.
   GPURT_FN Drawn draw(u32& task) {
     const Segment& s = at<const Segment>(program->segments)[segment];
     for (;;) {

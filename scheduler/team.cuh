@@ -56,7 +56,7 @@ GPURT_FN bool pass_gate(u64 step) {
 GPURT_FN void pass_edges(Slot& slot, bool new_step) {
   bool passed = !new_step || pass_gate(slot.step);
   for (u32 i = 0; passed && i < slot.record.wait_count; ++i)
-    passed = wait_counter(slot.record.wait[i], slot.step);
+    passed = wait_counter(slot.record.wait[i], slot.round);
   if (!passed) slot.kind = kSlotSkip;
 }
 
@@ -130,7 +130,8 @@ __device__ __noinline__ void run_cold(u32 turn) {
                               shared().scratch,
                               blockIdx.x,
                               threadIdx.x,
-                              slot.step};
+                              slot.step,
+                              slot.round};
     Bodies::run_cold(slot.record, context);
   }
   team_sync();

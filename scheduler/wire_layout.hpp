@@ -19,6 +19,8 @@ namespace gpurt {
   X(wait_count) X(signal_count) X(layer) X(payload_mask) X(wait) X(signal) X(tile) \
   X(addr) X(param)
 #define GPURT_FIELDS_Segment(X) X(policy) X(begin) X(end) X(cursor)
+#define GPURT_FIELDS_Variant(X) \
+  X(rows) X(segment_begin) X(segment_end) X(root_begin) X(root_count) X(reserved)
 #define GPURT_FIELDS_CounterInfo(X) \
   X(signals_per_step) X(successor_begin) X(successor_count) X(reserved)
 #define GPURT_FIELDS_Cursor(X) X(head) X(pad0) X(tail) X(pad1)
@@ -28,7 +30,8 @@ namespace gpurt {
   X(live) X(slots) X(absent_begin) X(absent_count) X(published_count) X(reserved) \
   X(published)
 #define GPURT_FIELDS_RowState(X) X(token) X(slot) X(position) X(flags)
-#define GPURT_FIELDS_StepState(X) X(step) X(rows) X(sample_count) X(phase) X(reserved)
+#define GPURT_FIELDS_StepState(X) \
+  X(step) X(rows) X(sample_count) X(phase) X(variant) X(round) X(rows_capacity) X(reserved)
 #define GPURT_FIELDS_RequestRecord(X) \
   X(sequence) X(kind) X(flags) X(prompt_tokens) X(max_tokens) X(temperature) X(top_k) \
   X(top_p) X(stop_count) X(seed) X(cancel) X(reserved) X(stop_ids)
@@ -46,10 +49,10 @@ namespace gpurt {
   X(submit_tail) X(exit_request) X(abort_request) X(cancel_count) X(pad0) X(submit_head) \
   X(kernel_state) X(workers_in) X(heartbeat) X(idle_since_ns) X(pad1) X(fault)
 #define GPURT_FIELDS_DeviceControl(X) \
-  X(steps_open) X(pad0) X(mirror_submit_tail) X(mirror_exit) X(mirror_cancel) X(abort) \
-  X(exit) X(idle) X(workers_in) X(submit_head) X(cancel_seen) X(pad1)
+  X(steps_open) X(turns) X(pad0) X(mirror_submit_tail) X(mirror_exit) X(mirror_cancel) X(abort) \
+  X(exit) X(idle) X(workers_in) X(submit_head) X(cancel_seen) X(pad1) X(rounds) X(pad2)
 #define GPURT_FIELDS_Span(X) X(begin) X(task) X(step) X(wait) X(stall) X(run) X(worker)
-#define GPURT_FIELDS_StepSummary(X) X(step) X(begin_ns) X(end_ns) X(rows) X(phase)
+#define GPURT_FIELDS_StepSummary(X) X(step) X(begin_ns) X(end_ns) X(rows) X(phase) X(variant)
 #define GPURT_FIELDS_Program(X) \
   X(records) X(segments) X(lists) X(list_offsets) X(counters) X(counter_infos) \
   X(successors) X(arrived) X(ready_slots) X(cursors) X(step_state) X(slots) \
@@ -59,11 +62,11 @@ namespace gpurt {
   X(first_step) X(payload_set_bytes) X(held_tickets) X(task_count) X(segment_count) \
   X(worker_count) X(counter_count) X(rows_capacity) X(slot_count) X(queue_capacity) \
   X(context_capacity) X(span_capacity) X(summary_capacity) X(sample_period) \
-  X(vocab_size) X(prefill_rows) X(team_warps) X(ready_root_begin) X(ready_root_count) \
-  X(decisions) X(absents)
+  X(vocab_size) X(prefill_rows) X(team_warps) X(variant_count) X(reserved) X(decisions) X(absents) \
+  X(variants)
 
 #define GPURT_STRUCTS(X) \
-  X(Wait) X(TaskRecord) X(Segment) X(CounterInfo) X(Cursor) X(Published) X(Absent) \
+  X(Wait) X(TaskRecord) X(Segment) X(Variant) X(CounterInfo) X(Cursor) X(Published) X(Absent) \
   X(Decision) X(RowState) X(StepState) \
   X(RequestRecord) X(RequestOutput) X(Proposals) X(SlotState) X(Fault) X(HostControl) \
   X(DeviceControl) X(Span) X(StepSummary) X(Program)
@@ -88,7 +91,8 @@ inline pybind11::dict wire_layout() {
 // clang-format off
 #define GPURT_CONSTANTS(X) \
   X(kWaitsPerTask) X(kSignalsPerTask) X(kAddrsPerTask) X(kParamsPerTask) X(kStopIdsPerRequest) \
-  X(kProposalsPerSlot) X(kCounterStride) X(kSpanCountStride) X(kSpansUnpublished) X(kNoSample) \
+  X(kProposalsPerSlot) X(kVariantsPerPlan) X(kTurnCount) X(kCounterStride) \
+  X(kSpanCountStride) X(kSpansUnpublished) X(kNoSample) \
   X(kF32) X(kF16) X(kBf16) X(kI32) X(kU32) X(kU8) X(kQ41) X(kQ80) X(kNvfp4) X(kTaskAdvance) \
   X(kTaskPayloadIn) \
   X(kTaskPayloadOut) X(kTaskRearm) X(kTaskDecides) X(kTaskExpertStream) X(kPublishedPerDecision) \

@@ -99,6 +99,7 @@ class Worker {
       u32 task = 0;
       u64 task_step = 0;
       if (source_.next(task, task_step) == Next::kTask) {
+        round_ = source_.round;
         if (!run_task(task, task_step, source_.policy != kPolicyReady)) return false;
         while (kept_ != kSlotTaken) {
           const u32 kept = kept_;
@@ -134,7 +135,7 @@ class Worker {
     }
     if ((record.flags & kTaskDecides) != 0 && !decide(record, step)) return false;
     for (u32 i = 0; i < record.signal_count; ++i)
-      signal_and_push(program_, record.signal[i], step, &kept_);
+      signal_and_push(program_, record.signal[i], round_, &kept_);
     ticks_ = platform_.ticks();
     span_record(program_, index_, task, step, begin, met, ticks_, 0);
     return true;
@@ -150,14 +151,14 @@ class Worker {
       raise_fault(program_, fault);
       return false;
     }
-    publish_live(program_, decision, step, live);
-    compensate(program_, decision, step, live, &kept_);
+    publish_live(program_, decision, round_, live);
+    compensate(program_, decision, round_, live, &kept_);
     return true;
   }
 
   bool wait_for_edge(const TaskRecord& record, const Wait& wait, u64 step, u64& met) {
     const u64* counter = counter_address(program_, wait.counter);
-    const u64 target = counter_target(program_, wait, step);
+    const u64 target = counter_target(wait, round_);
     if (counter_is_met(counter, target)) return true;
     WaitClock clock;
     do {
@@ -183,7 +184,7 @@ class Worker {
     Fault fault = blank(kFaultEdgeTimeout, record.task_index, step);
     fault.counter = wait.counter;
     fault.seen = load_acquire(counter_address(program_, wait.counter));
-    fault.needed = counter_target(program_, wait, step);
+    fault.needed = counter_target(wait, round_);
     fault.waited_ns = clock_ns() - clock.begin_ns;
     raise_fault(program_, fault);
   }
@@ -202,7 +203,7 @@ class Worker {
       const TaskRecord& record = at<const TaskRecord>(program_.records)[task];
       for (u32 i = 0; i < record.wait_count; ++i) {
         const u64 seen = load_acquire(counter_address(program_, record.wait[i].counter));
-        const u64 needed = counter_target(program_, record.wait[i], step);
+        const u64 needed = counter_target(record.wait[i], source_.round);
         if (seen >= needed) continue;
         fault.kind = kFaultEdgeTimeout;
         fault.task = task;
@@ -221,6 +222,7 @@ class Worker {
   Platform& platform_;
   TaskSource source_;
   Controller controller_;
+  u64 round_ = 0;          // of the task at hand
   u32 kept_ = kSlotTaken;  // a task that this worker made ready and keeps: it runs next
   u64 ticks_ = 0;          // end of the last task, so a task without a wait reads the clock once
 };

@@ -55,7 +55,7 @@ struct combine {
     }
     context.sync();
     if (context.thread < top_k) {
-      const RoutesLayout layout{context.program->rows_capacity, task.param[3], top_k};
+      const RoutesLayout layout{context.step->rows_capacity, task.param[3], top_k};
       const u32 words = layout.pair(row * top_k + context.thread);
       f32 factor = arg<const f32>(task, 1)[words + RoutesLayout::kWeight];
       if (gain != nullptr)

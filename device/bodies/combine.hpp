@@ -42,7 +42,7 @@ struct combine {
     task.width = record.param[0];
     task.top_k = record.param[1];
     task.eps = param_f32(record, 2);
-    const RoutesLayout layout{context.program->rows_capacity, record.param[3], task.top_k};
+    const RoutesLayout layout{context.step->rows_capacity, record.param[3], task.top_k};
     task.pairs = routes + layout.pair(0);
     task.begin = record.tile[0];
     task.end = record.tile[1];

@@ -13,7 +13,7 @@
 #include "context.hpp"
 
 // Uniform for all threads and constant for the life of a launch, so the compiler may read its
-// fields as instruction operands. The host writes it before each launch (320 bytes).
+// fields as instruction operands. The host writes it before each launch (448 bytes).
 extern "C" __constant__ gpurt::Program gpurt_program;
 
 namespace gpurt {
@@ -29,13 +29,14 @@ struct BodyContext {
   u32 worker;
   u32 thread;  // of the team, from 0
   u64 step_index;
+  u64 round;  // of the step's variant
   static constexpr u32 scratch_bytes = kScratchBytes;
   static constexpr u32 team_threads = kTeamThreads;
 
-  // Argument `i` in this step, null if optional and absent.
+  // Argument `i` in this round, null if optional and absent.
   template <class T>
   GPURT_FN T* address(const TaskRecord& task, u32 i) const {
-    return at<T>(arg_address(task, i, step_index, program->payload_set_bytes));
+    return at<T>(arg_address(task, i, round, program->payload_set_bytes));
   }
 
   // Barrier of the team: all of its threads, converged.

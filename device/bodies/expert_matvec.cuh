@@ -43,7 +43,7 @@ struct expert_matvec {
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     const u32* routes = context.address<const u32>(task, kArgRoutes);
     if (task.tile[0] >= routes[RoutesLayout::kActive]) return;  // all threads
-    const RoutesLayout layout{context.program->rows_capacity, 0, 0};
+    const RoutesLayout layout{context.step->rows_capacity, 0, 0};
     const u32 count = routes[layout.slot(task.tile[0]) + RoutesLayout::kCount];
     if (task.param[kWDtype] == kNvfp4) {
       if (count <= kRowTile) return run_tile<Nvfp4Unit, 1>(task, context);
@@ -56,7 +56,7 @@ struct expert_matvec {
  private:
   template <class Unit>
   GPURT_FN static Shape shape_of(const TaskRecord& task, const BodyContext& context) {
-    const RoutesLayout layout{context.program->rows_capacity, 0, 0};
+    const RoutesLayout layout{context.step->rows_capacity, 0, 0};
     const u32* slot = context.address<const u32>(task, kArgRoutes) + layout.slot(task.tile[0]);
     Shape s{};
     s.m.k = task.param[kK];

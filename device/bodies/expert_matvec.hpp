@@ -61,7 +61,7 @@ struct expert_matvec {
     const u32* const routes = arg<const u32>(record, 4);
     const u32 slot = record.tile[0];
     if (slot >= routes[RoutesLayout::kActive]) return kFaultNone;
-    const RoutesLayout layout{context.program->rows_capacity, 0, 0};
+    const RoutesLayout layout{context.step->rows_capacity, 0, 0};
     const host::ExpertTask task = host::read_expert(record, routes + layout.slot(slot));
     GPURT_AT_LEVEL(expert_run, task, context);
     return kFaultNone;

@@ -42,7 +42,7 @@ struct matvec : MatvecTask {
   template <class Activations>
   GPURT_FN static void start(Activations& x, const Slot& slot, const Shape& s, u32 chunk) {
     const TaskRecord& task = slot.record;
-    x.start(arg_address(task, kArgX, slot.step, gpurt_program.payload_set_bytes), s.k, chunk,
+    x.start(arg_address(task, kArgX, slot.round, gpurt_program.payload_set_bytes), s.k, chunk,
             s.rows, [&](u32 j) { return source_row(task, j); });
   }
 
@@ -121,7 +121,7 @@ struct matvec : MatvecTask {
   // This thread's first output of a tile of step rows, its residual under way.
   GPURT_FN static Output first_output(const Shape& s, u32 tile, u32 turn) {
     const Slot& slot = slot_of(turn);
-    Output o = output_of(slot.record, s, threadIdx.x, tile, tile_rows(s, tile), slot.step);
+    Output o = output_of(slot.record, s, threadIdx.x, tile, tile_rows(s, tile), slot.round);
     load_residual(s, o);
     return o;
   }

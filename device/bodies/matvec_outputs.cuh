@@ -153,7 +153,7 @@ struct MatvecTask {
   // ----------------------------------------------------------------------------------- Output `at`
   // of a tile of step rows; `rows` of them are there.
   GPURT_FN static Output output_of(const TaskRecord& task, const Shape& s, u32 at, u32 tile,
-                                   u32 rows, u64 step) {
+                                   u32 rows, u64 round) {
     Output o;
     const u32 r = at & ((16u << s.tile_log2) - 1), n = task.tile[0] + r;
     const u32 j = at >> (4 + s.tile_log2);
@@ -163,7 +163,7 @@ struct MatvecTask {
     const u32 slot = (r / 16) << (4 - s.tile_log2);
     // A lane without an output sums some other's partial sums, and stores nothing.
     o.part = valid ? (j * kTokenFloats + r % 16 * kGroupStride + slot) * 4 : 0;
-    const u64 y = arg_address(task, kArgY, step, gpurt_program.payload_set_bytes);
+    const u64 y = arg_address(task, kArgY, round, gpurt_program.payload_set_bytes);
     o.y = y + ((u64{tile * kRowTile + j} * width + column) << (2 - bf16));
     // Lanes from one stored value or granule to the next.
     const u32 apart = ((s.flags & kYPayload) != 0 ? 4u << bf16 : 1u) << paired;
@@ -173,7 +173,7 @@ struct MatvecTask {
     o.held = make_uint4(0, 0, 0, 0);
     o.residual = 0;
     if ((s.flags & kHasResidual) != 0 && valid) {
-      const u64 base = arg_address(task, kArgResidual, step, gpurt_program.payload_set_bytes);
+      const u64 base = arg_address(task, kArgResidual, round, gpurt_program.payload_set_bytes);
       const u32 row = source_row(task, tile * kRowTile + j);
       o.residual = base + (u64{row} * width + column) * 4;
       if ((s.flags & kResidualPayload) != 0) o.residual &= ~u64{15};
@@ -261,7 +261,7 @@ struct MatvecTask {
       at += kTeamThreads;
       if (at - at % 32 >= tile_rows(s, tile) << (4 + s.tile_log2)) break;
       const Slot& slot = slot_of(turn);
-      o = output_of(slot.record, s, at, tile, tile_rows(s, tile), slot.step);
+      o = output_of(slot.record, s, at, tile, tile_rows(s, tile), slot.round);
       load_residual(s, o);
     }
   }

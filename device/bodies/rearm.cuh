@@ -1,6 +1,6 @@
-// rearm on the GPU: fills bytes of the payload set that the next step writes with the sentinel.
+// rearm on the GPU: fills bytes of the payload set that the next round writes with the sentinel.
 //
-// Plain stores are enough: the planner orders this task after the last reader of that set (a step
+// Plain stores are enough: the planner orders this task after the last reader of that set (a round
 // ago) and before its next writer through `advance`, whose opening of the next step is a release.
 #pragma once
 #include "context.cuh"
@@ -9,7 +9,7 @@ namespace gpurt {
 
 struct rearm {
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
-    const u64 set = (context.step->step + 1) & 1;
+    const u64 set = (context.round + 1) & 1;
     const u64 begin = u64(task.tile[1]) << 32 | task.tile[0];
     const u64 size_bytes = u64(task.param[1]) << 32 | task.param[0];
     const u64 base = task.addr[0] + set * context.program->payload_set_bytes + begin;

@@ -189,7 +189,7 @@ struct route {
                              const Scratch& scratch, u32 pairs) {
     using L = RoutesLayout;
     const u32 experts = task.param[kExperts], top_k = task.param[kTopK];
-    const L layout{context.program->rows_capacity, experts, top_k};
+    const L layout{context.step->rows_capacity, experts, top_k};
     u32* routes = context.address<u32>(task, 2);
     for (u32 e = context.thread; e < experts; e += context.team_threads) {
       if (scratch.users[e] == 0) continue;

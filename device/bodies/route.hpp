@@ -117,7 +117,7 @@ inline RouteTask read_route(const TaskRecord& record, const BodyContext& context
   task.forced = arg<const u32>(record, 3);
   task.forced_count = record.param[5];
   task.forced_slots = record.param[6];
-  task.layout = {context.program->rows_capacity, task.experts, task.top_k};
+  task.layout = {context.step->rows_capacity, task.experts, task.top_k};
   return task;
 }
 

@@ -6,7 +6,7 @@
 namespace gpurt {
 
 struct RoutesLayout {
-  u32 rows;     // that the plan can carry: Program::rows_capacity
+  u32 rows;     // that the step can carry: StepState::rows_capacity
   u32 experts;  // E
   u32 top_k;    // T
 

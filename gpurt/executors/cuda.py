@@ -110,6 +110,8 @@ class CudaExecutor:
         words["steps_open"] = self._options.first_step
         words["submit_head"] = control["submit_head"]
         words["idle"] = 1
+        last = len(self.plan.step_variants()) - 1
+        wire.first_turn(words, self._options.first_step, last)
         for name in ("exit_request", "abort_request", "workers_in", "heartbeat"):
             control[name] = 0
         control["fault"] = np.zeros((), wire.FAULT)
@@ -157,7 +159,8 @@ class CudaExecutor:
             msg = f"{buffer.name} is packed as {buffer.packing} - at CudaExecutor.read"
             raise PlanError(f"{msg} - weights are read from their source")
         if buffer.memory == "payload":
-            last = self._options.first_step + int(self.host.control["heartbeat"]) - 1
+            raw = self._download(self._memory.sections["step_state"], wire.STEP_STATE.itemsize)
+            last = int(raw.view(wire.STEP_STATE)[0]["round"])
             address += (last & 1) * self.plan.payload_set_bytes
         raw = self._download(address, buffer.size_bytes)
         dtype = DTYPES[buffer.dtype]

@@ -109,7 +109,9 @@ def constants(
 
 
 def ready_roots(plan: Plan) -> list[int]:
-    """Tasks under `ready` that wait for nothing: whoever opens a step pushes them."""
+    """Tasks under `ready` that wait for nothing, ascending: whoever opens a step of their variant
+    pushes them.
+    """
     return [
         task
         for segment in plan.segments
@@ -130,7 +132,7 @@ def header(
     record = np.zeros((), wire.PROGRAM)
     for name, address in sections.items():
         record[name] = address
-    roots = ready_roots(plan)
+    record["variants"][: len(plan.step_variants())] = _variants(plan)
     values = {
         "wait_timeout_ns": _ns(options.wait_timeout_ms),
         # 0 means "stays" on the wire, so a linger of nothing is the shortest there is.
@@ -153,8 +155,7 @@ def header(
         "vocab_size": plan.vocab,
         "prefill_rows": options.prefill_rows or plan.rows,
         "team_warps": plan.target.team_warps,
-        "ready_root_begin": sum(len(c.successors) for c in plan.counters),
-        "ready_root_count": len(roots),
+        "variant_count": len(plan.step_variants()),
     }
     for name, value in values.items():
         record[name] = value
@@ -249,6 +250,17 @@ def _decisions(
         decision["published_count"] = published
         records[task]["param"][wire.PARAM_DECISION] = number
     return decisions, np.array(absents, wire.ABSENT)
+
+
+def _variants(plan: Plan) -> NDArray[Any]:
+    rows = np.zeros(len(plan.step_variants()), wire.VARIANT)
+    roots, at = ready_roots(plan), sum(len(c.successors) for c in plan.counters)
+    for index, variant in enumerate(plan.step_variants()):
+        count = sum(variant.begin <= task < variant.end for task in roots)
+        segments = variant.segment_begin, variant.segment_end
+        rows[index] = (variant.rows, *segments, at, count, 0)
+        at += count
+    return rows
 
 
 def _counters(plan: Plan) -> tuple[NDArray[np.uint32], NDArray[Any]]:

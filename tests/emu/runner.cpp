@@ -69,7 +69,8 @@ void run_body() {
                             shared().scratch,
                             blockIdx.x,
                             threadIdx.x,
-                            step_state(program)->step};
+                            step_state(program)->step,
+                            step_state(program)->round};
   Bodies::run_cold(*task, context);
   ended[current] = true;
   for (;;) yield();

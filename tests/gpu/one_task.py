@@ -39,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads, 1) run_tasks()
   if (threadIdx.x == 0) {
     shared().slots[0].record = task;
     shared().slots[0].step = step_state(program)->step;
+    shared().slots[0].round = step_state(program)->round;
     shared().leaving = 0;
     shared().rows = step_state(program)->rows;
     shared().sample_count = step_state(program)->sample_count;
@@ -47,7 +48,8 @@ extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads, 1) run_tasks()
   const BodyContext context{&program, step_state(program), step_rows(program),
                             step_sample_rows(program), step_sampled(program),
                             at<const SlotState>(program.slots), shared().scratch, blockIdx.x,
-                            threadIdx.x, step_state(program)->step};
+                            threadIdx.x, step_state(program)->step,
+                            step_state(program)->round};
   Bodies::run_cold(task, context);
 }
 """
@@ -128,7 +130,8 @@ class OneTask:
         rows = len(step.slots)
         state = np.zeros(wire.step_state_bytes(16), np.uint8)
         head = state[: wire.STEP_STATE.itemsize].view(wire.STEP_STATE)
-        head["step"], head["rows"] = step.number, rows
+        head["step"], head["round"] = step.number, step.number
+        head["rows"], head["rows_capacity"] = rows, 16
         head["sample_count"] = len(step.sample_rows)
         begin = wire.STEP_STATE.itemsize
         row = state[begin : begin + 16 * wire.ROW_STATE.itemsize].view(wire.ROW_STATE)

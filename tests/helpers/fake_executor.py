@@ -190,7 +190,8 @@ class FakeExecutor:
     def raw_trace(self):
         spans = [np.array([s for s in self._spans if s[-1] == w], wire.SPAN) for w in (0, 1)]
         steps = sorted({s[2] for s in self._spans})
-        summaries = np.array([(s, s * 400, s * 400 + 300, 1, 2) for s in steps], wire.STEP_SUMMARY)
+        rows = [(s, s * 400, s * 400 + 300, 1, 2, 0) for s in steps]
+        summaries = np.array(rows, wire.STEP_SUMMARY)
         empty = [np.zeros(0, wire.SPAN)] * 2
         return RawTrace(spans if self.options.trace else empty, empty, summaries, 1.0, 0)
 

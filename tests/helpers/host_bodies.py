@@ -200,6 +200,7 @@ def step_bytes(
     rows = len(step.token)
     head = np.zeros((), wire.STEP_STATE)
     head["rows"], head["sample_count"] = rows, len(step.sample_rows)
+    head["rows_capacity"] = capacity
     states = np.zeros(capacity, wire.ROW_STATE)
     for name in ("token", "slot", "position"):
         states[name][:rows] = getattr(step, name)

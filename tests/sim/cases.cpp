@@ -102,6 +102,44 @@ std::vector<NamedCase> make_dynamic_cases() {
   return {{base}, {ends}, {fault}, {bulk}, {piped}};
 }
 
+// Plans of two or three step sizes, whose steps follow each other as prompts come and go.
+std::vector<NamedCase> make_variant_cases() {
+  const Case base = {.name = "variants",
+                     .policies = "scr",
+                     .workers = kFew,
+                     .operators_max = 4,
+                     .requests_max = 6,
+                     .steps_max = 6,
+                     .cancel_percent = 15,
+                     .variants_max = 3};
+  Case claim = base;
+  claim.name = "variants_claim";
+  claim.policies = "c";
+  Case draft = base;
+  draft.name = "variants_draft";
+  draft.drafts = true;
+  Case ends = base;
+  ends.name = "variants_ends";
+  ends.workers = {1, 2, 3};
+  ends.abort_percent = 40;
+  ends.linger_ns = 6000;
+  Case dynamic = base;
+  dynamic.name = "variants_dynamic";
+  dynamic.experts_percent = 50;
+  Case piped = base;
+  piped.name = "variants_pipeline";
+  piped.workers = {1, 2, 3, 7};
+  piped.pipeline = true;
+  Case payload = piped;
+  payload.name = "variants_payload";
+  payload.policies = "sc";
+  payload.payload = true;
+  Case experts = piped;
+  experts.name = "variants_experts";
+  experts.experts_percent = 50;
+  return {{base}, {claim}, {draft}, {ends}, {dynamic}, {piped}, {payload}, {experts}};
+}
+
 // Workers in the shape of the GPU's.
 std::vector<NamedCase> make_pipeline_cases() {
   return {
@@ -213,6 +251,29 @@ std::vector<NamedCase> make_planted_cases() {
   };
 }
 
+std::vector<NamedCase> make_planted_variant_cases() {
+  const Case base = {.name = "round_of_steps",
+                     .policies = "scr",
+                     .workers = kSeveral,
+                     .requests_max = 6,
+                     .steps_max = 6,
+                     .variants_max = 3};
+  Case ahead = base;
+  ahead.name = "turn_changes";
+  ahead.pipeline = true;
+  Case behind = base;  // workers that often find their step over
+  behind.name = "weak_turns";
+  behind.policies = "sc";
+  behind.workers = {2, 3};
+  behind.operators_max = 1;
+  behind.tiles_max = 2;
+  behind.segments_max = 2;
+  behind.linger_ns = 3000;
+  return {{base, Planted::kRoundOfSteps},
+          {ahead, Planted::kTurnChanges},
+          {behind, Planted::kWeakTurns}};
+}
+
 }  // namespace
 
 const std::vector<NamedCase>& all_cases() {
@@ -220,8 +281,10 @@ const std::vector<NamedCase>& all_cases() {
     std::vector<NamedCase> all = make_policy_cases();
     for (NamedCase& special : make_special_cases()) all.push_back(std::move(special));
     for (NamedCase& dynamic : make_dynamic_cases()) all.push_back(std::move(dynamic));
+    for (NamedCase& variants : make_variant_cases()) all.push_back(std::move(variants));
     for (NamedCase& piped : make_pipeline_cases()) all.push_back(std::move(piped));
     for (NamedCase& planted : make_planted_cases()) all.push_back(std::move(planted));
+    for (NamedCase& planted : make_planted_variant_cases()) all.push_back(std::move(planted));
     return all;
   }();
   return cases;

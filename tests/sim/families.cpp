@@ -6,16 +6,16 @@
 
 namespace gpurt::sim {
 
-u32 Model::live_slots(u32 family, u64 launch, u64 step) const {
+u32 Model::live_slots(u32 family, u64 launch, u64 round) const {
   const u32 slots = families[family].slots;
-  const u64 draw = mix(mix(launch, family + 1000), step);
+  const u64 draw = mix(mix(launch, family + 1000), round);
   if (draw % 5 == 0) return 0;
   return draw % 5 == 1 ? slots : static_cast<u32>((draw >> 8U) % (slots + 1));
 }
 
-bool Model::is_absent(u32 task, u64 launch, u64 step) const {
+bool Model::is_absent(u32 task, u64 launch, u64 round) const {
   const TaskFacts& facts = tasks[task];
-  return facts.slot != kNobody && facts.slot >= live_slots(facts.family, launch, step);
+  return facts.slot != kNobody && facts.slot >= live_slots(facts.family, launch, round);
 }
 
 bool Model::is_dynamic(u32 task) const {
@@ -134,7 +134,7 @@ void Model::lay_out_decisions() {
     family.experts = array<u64>("experts", family.slots);
     if (!family.is_dynamic) continue;
     const bool is_early = kind_.compensates_early && family.compensator != family.decider;
-    families_misled += is_early || kind_.forgets_absent ? 1 : 0;
+    misled += is_early || kind_.forgets_absent ? 1 : 0;
     const u32 compensator = is_early ? family.decider : family.compensator;
     for (const u32 task : std::set<u32>{family.decider, compensator}) {
       Decision decision{};

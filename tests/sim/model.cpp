@@ -22,34 +22,8 @@ Model::Model(const Case& kind, Random& random, Memory& memory)
     : kind_(kind), random_(random), memory_(memory) {
   program = array<Program>("program", 1);
   draw_sizes();
-  const u32 operator_count = random_.below(kind_.operators_max + 1);
-  for (u32 i = 0; i < operator_count; ++i) {
-    if (kind_.experts_percent != 0 && random_.chance(kind_.experts_percent)) {
-      draw_family();
-    } else {
-      draw_operator();
-    }
-  }
-  if (kind_.payload) {
-    draw_payload_edges();
-    const u32 rearm = new_task(Body::kRearm);
-    rearm_counter = new_counter();
-    signal_from(rearm, rearm_counter);
-  }
-  if (program->vocab_size != 0) {
-    const u32 sample = new_task(Body::kSample);
-    const std::vector<u32> open = unwaited();
-    for (u32 i = 0; i < open.size() && i < 3; ++i) wait_on(sample, open[i]);
-    const u32 sampled = new_counter();
-    signal_from(sample, sampled);
-    if (kind_.drafts) {
-      proposals = array<Proposals>("proposals", program->slot_count);
-      const u32 draft = new_task(Body::kDraft);
-      wait_on(draft, sampled);
-      signal_from(draft, new_counter());
-    }
-  }
-  join_sinks();
+  draw_variant_rows();
+  for (u32 i = 0; i < program->variant_count; ++i) draw_variant();
   if (kind_.bulk_signals) draw_bulk_signals();
   draw_segments();
   draw_lists();
@@ -63,6 +37,11 @@ Model::Model(const Case& kind, Random& random, Memory& memory)
   for (const Segment& segment : segments_) {
     shape += "scrd"[segment.policy];
     shape += std::to_string(segment.end - segment.begin) + " ";
+  }
+  if (program->variant_count != 1) {
+    shape += std::to_string(program->variant_count) + " variants of ";
+    for (u32 i = 0; i < program->variant_count; ++i)
+      shape += std::to_string(program->variants[i].rows) + " ";
   }
   shape += program->vocab_size == 0 ? "plain" : "generate";
 }
@@ -88,10 +67,69 @@ void Model::draw_sizes() {
   if (kind_.may_wrap && random_.chance(25)) p.first_step = kStepNearWrap - random_.below(4);
 }
 
+// Ascending; the last one's are the capacity.
+void Model::draw_variant_rows() {
+  Program& p = *program;
+  const u32 most = p.vocab_size == 0 ? 1 : kind_.variants_max;
+  p.variant_count = most == 1 ? 1 : random_.between(2, most);
+  if (p.variant_count != 1) {
+    p.rows_capacity += p.variant_count;
+    p.prefill_rows = random_.chance(50) ? p.rows_capacity : random_.between(1, p.rows_capacity);
+  }
+  u32 rows = p.rows_capacity;
+  for (u32 i = p.variant_count; i-- > 0;) {
+    p.variants[i].rows = rows;
+    rows = i == 0 ? 0 : random_.between(i, rows - 1);
+  }
+}
+
+// All tasks of one variant; its counters are its own.
+void Model::draw_variant() {
+  operators_.clear();
+  counter_begin_ = static_cast<u32>(counters_.size());
+  VariantFacts facts{};
+  facts.payload_begin = payload_count;
+  const u32 operator_count = random_.below(kind_.operators_max + 1);
+  for (u32 i = 0; i < operator_count; ++i) {
+    if (kind_.experts_percent != 0 && random_.chance(kind_.experts_percent)) {
+      draw_family();
+    } else {
+      draw_operator();
+    }
+  }
+  if (kind_.payload) draw_rearm();
+  if (program->vocab_size != 0) draw_tail();
+  join_sinks();
+  facts.payload_end = payload_count;
+  facts.task_end = static_cast<u32>(tasks.size());
+  variants.push_back(facts);
+}
+
+void Model::draw_rearm() {
+  draw_payload_edges();
+  const u32 rearm = new_task(Body::kRearm);
+  rearm_counter = new_counter();
+  signal_from(rearm, rearm_counter);
+}
+
+void Model::draw_tail() {
+  const u32 sample = new_task(Body::kSample);
+  const std::vector<u32> open = unwaited();
+  for (u32 i = 0; i < open.size() && i < 3; ++i) wait_on(sample, open[i]);
+  const u32 sampled = new_counter();
+  signal_from(sample, sampled);
+  if (!kind_.drafts) return;
+  if (proposals == nullptr) proposals = array<Proposals>("proposals", program->slot_count);
+  const u32 draft = new_task(Body::kDraft);
+  wait_on(draft, sampled);
+  signal_from(draft, new_counter());
+}
+
 u32 Model::new_task(Body body) {
   const u32 task = static_cast<u32>(tasks.size());
   tasks.emplace_back();
   tasks.back().body = body;
+  tasks.back().variant = static_cast<u32>(variants.size());
   records_.emplace_back();
   TaskRecord& record = records_.back();
   std::memset(static_cast<void*>(&record), 0, sizeof(record));
@@ -170,7 +208,7 @@ void Model::draw_payload_edges() {
 
 std::vector<u32> Model::unwaited() const {
   std::vector<u32> open;
-  for (u32 i = 0; i < counters_.size(); ++i) {
+  for (u32 i = counter_begin_; i < counters_.size(); ++i) {
     if (!counters_[i].waited) open.push_back(i);
   }
   return open;
@@ -200,6 +238,7 @@ void Model::draw_segments() {
     cuts.insert(random_.between(1, task_count - 1));
   }
   keep_families_whole(cuts);
+  for (const VariantFacts& variant : variants) cuts.insert(variant.task_end);
   u32 begin = 0;
   for (const u32 end : cuts) {
     Segment segment{};
@@ -305,13 +344,7 @@ void Model::lay_out_queues() {
     }
     infos[i].successor_count = static_cast<u32>(successors.size()) - infos[i].successor_begin;
   }
-  p.ready_root_begin = static_cast<u32>(successors.size());
-  for (const TaskRecord& record : records_) {
-    if (is_ready[record.task_index] && record.wait_count == 0) {
-      successors.push_back(record.task_index);
-    }
-  }
-  p.ready_root_count = static_cast<u32>(successors.size()) - p.ready_root_begin;
+  lay_out_variants(successors, is_ready);
   u32* flat = array<u32>("successors", successors.size());
   std::copy(successors.begin(), successors.end(), flat);
   Segment* segments = array<Segment>("segments", segments_.size());
@@ -324,6 +357,23 @@ void Model::lay_out_queues() {
   p.ready_slots = address_of(array<u64>("ready_slots", p.task_count));
   p.cursors = address_of(array<Cursor>("cursors", p.segment_count));
   p.held_tickets = address_of(array<u64>("held_tickets", u64{p.worker_count} * p.segment_count));
+}
+
+// Roots go behind all successors.
+void Model::lay_out_variants(std::vector<u32>& successors, const std::vector<bool>& is_ready) {
+  u32 task = 0;
+  u32 segment = 0;
+  for (u32 i = 0; i < program->variant_count; ++i) {
+    Variant& variant = program->variants[i];
+    variant.segment_begin = segment;
+    while (segment < segments_.size() && segments_[segment].end <= variants[i].task_end) ++segment;
+    variant.segment_end = segment;
+    variant.root_begin = static_cast<u32>(successors.size());
+    for (; task < variants[i].task_end; ++task) {
+      if (is_ready[task] && records_[task].wait_count == 0) successors.push_back(task);
+    }
+    variant.root_count = static_cast<u32>(successors.size()) - variant.root_begin;
+  }
 }
 
 void Model::lay_out_state() {

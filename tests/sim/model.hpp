@@ -31,8 +31,16 @@ struct TaskFacts {
   std::vector<u32> counters;   // counters it signals
   std::vector<u32> bulk;       // of these, the ones it also gives kBulkSignals to
   u32 payload = kNobody;       // index of its payload word, or kNobody
-  u32 family = kNobody;        // of experts that it belongs to, or decides about
-  u32 slot = kNobody;          // of that family; a decider has none
+  u32 variant = 0;
+  u32 family = kNobody;  // of experts that it belongs to, or decides about
+  u32 slot = kNobody;    // of that family; a decider has none
+};
+
+// What the checks know of a variant beside program->variants.
+struct VariantFacts {
+  u32 task_end = 0;
+  u32 payload_begin = 0;  // its words in each set
+  u32 payload_end = 0;
 };
 
 // Experts: slot by slot in each of a few levels, of which a step has the slots that are live.
@@ -73,6 +81,7 @@ struct Case {
   u32 residency_ns = 0;
   bool pipeline = false;           // workers as the GPU has them: pipeline.hpp
   bool drafts = false;             // generating graphs have a drafter
+  u32 variants_max = 1;            // of a generating graph
   u32 experts_percent = 0;         // of operators that are families of experts
   bool forgets_absent = false;     // planted: of the counters of absent tasks one is left out
   bool compensates_early = false;  // planted: the decider compensates where it does not suffice
@@ -84,6 +93,7 @@ class Model {
 
   Program* program = nullptr;
   std::vector<TaskFacts> tasks;
+  std::vector<VariantFacts> variants;
   u64* data = nullptr;     // one word a task
   u32* payload = nullptr;  // two sets of payload words, one each per producer
   u32 payload_count = 0;
@@ -94,14 +104,15 @@ class Model {
   u64 fault_round = 0;
   u32 moved_task = kNobody;  // planted in a list before a drain that it needs
   std::vector<Family> families;
-  u64 families_misled = 0;  // planted: how many decisions are wrong
-  std::string shape;        // one line for a person
+  u64 misled = 0;     // planted: how many decisions are wrong
+  std::string shape;  // one line for a person
 
   TaskRecord& record(u32 task) const;
   u64* counter(u32 index) const;
   bool is_data_counter(u32 index) const;
-  u32 live_slots(u32 family, u64 launch, u64 step) const;
-  bool is_absent(u32 task, u64 launch, u64 step) const;
+  // Rounds are of the task's variant.
+  u32 live_slots(u32 family, u64 launch, u64 round) const;
+  bool is_absent(u32 task, u64 launch, u64 round) const;
   // Whether steps lack the task when its slot is not live; else it runs and does nothing.
   bool is_dynamic(u32 task) const;
 
@@ -117,6 +128,10 @@ class Model {
   };
 
   void draw_sizes();
+  void draw_variant_rows();
+  void draw_variant();
+  void draw_rearm();
+  void draw_tail();
   void draw_operator();
   void draw_family();
   u32 draw_decider(Family& family, u32 index);
@@ -140,6 +155,7 @@ class Model {
   void draw_segments();
   void draw_lists();
   void lay_out_queues();
+  void lay_out_variants(std::vector<u32>& successors, const std::vector<bool>& is_ready);
   void lay_out_state();
   void fill_records();
   template <class T>
@@ -152,7 +168,8 @@ class Model {
   Memory& memory_;
   std::vector<TaskRecord> records_;
   std::vector<Counter> counters_;
-  std::vector<Operator> operators_;
+  std::vector<Operator> operators_;  // of the variant at hand
+  u32 counter_begin_ = 0;            // its first
   std::vector<Segment> segments_;
 };
 

@@ -20,7 +20,8 @@ bool Pipeline::must_leave() const {
 // Waits for a free slot: the storer gives them back in order.
 void Pipeline::put(const Taken& taken, SlotKind kind) {
   while (fetched_ - load_acquire(&shared_->empty) >= kSlotCount) gpurt::pause();
-  slot(fetched_) = PipelineShared::Slot{taken.step, taken.task, static_cast<u32>(kind)};
+  slot(fetched_) =
+      PipelineShared::Slot{taken.step, taken.round, taken.task, static_cast<u32>(kind)};
   store_release(&shared_->full, ++fetched_);
 }
 
@@ -48,7 +49,8 @@ void Pipeline::run_loader() {
     if (fetched_ - load_acquire(&shared_->empty) < ahead &&
         source.next(next.task, next.step) == Next::kTask) {
       next.policy = source.policy;
-      world_.look_ahead(next.task, next.step);
+      next.round = source.round;
+      world_.look_ahead(next.task, next.round);
       if (planted_ == Planted::kClaimPastDrain) {
         put_swapped(next);
       } else {
@@ -74,9 +76,10 @@ bool Pipeline::pass_gate(u64 step) {
   return true;
 }
 
-bool Pipeline::pass_edge(const TaskRecord& record, const Wait& wait, u64 step) {
+bool Pipeline::pass_edge(const TaskRecord& record, const Wait& wait,
+                         const PipelineShared::Slot& taken) {
   const u64* counter = counter_address(program_, wait.counter);
-  const u64 target = counter_target(program_, wait, step);
+  const u64 target = counter_target(wait, taken.round);
   const u64 begin_ns = clock_ns();
   for (u32 polls = 1; !counter_is_met(counter, target); ++polls) {
     gpurt::pause();
@@ -91,7 +94,7 @@ bool Pipeline::pass_edge(const TaskRecord& record, const Wait& wait, u64 step) {
     fault.worker = worker_;
     fault.task = record.task_index;
     fault.counter = wait.counter;
-    fault.step = step;
+    fault.step = taken.step;
     fault.seen = load_acquire(counter);
     fault.needed = target;
     fault.waited_ns = waited_ns;
@@ -133,7 +136,7 @@ void Pipeline::run_team() {
     if (passed || planted_ == Planted::kGateReopens)
       step = taken.step;  // a gate that was given up stays shut
     for (u32 i = 0; passed && i < record.wait_count; ++i) {
-      passed = pass_edge(record, record.wait[i], taken.step);
+      passed = pass_edge(record, record.wait[i], taken);
     }
     if (passed) {
       run_task(record, taken);
@@ -154,11 +157,11 @@ void Pipeline::run_storer() {
       if ((record.flags & kTaskDecides) != 0) {
         const Decision& decision = decision_of(program_, record);
         const u32 live = live_slots(decision);
-        publish_live(program_, decision, taken.step, live);
-        compensate(program_, decision, taken.step, live, nullptr);
+        publish_live(program_, decision, taken.round, live);
+        compensate(program_, decision, taken.round, live, nullptr);
       }
       for (u32 i = 0; i < record.signal_count; ++i) {
-        signal_and_push(program_, record.signal[i], taken.step, nullptr);
+        signal_and_push(program_, record.signal[i], taken.round, nullptr);
       }
       const u64 now = gpurt::clock_ns();
       span_record(program_, worker_, taken.task, taken.step, now, now, now, 0);

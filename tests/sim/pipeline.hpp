@@ -26,6 +26,7 @@ enum class SlotKind : u32 { kTask, kSkip, kLeave };
 struct PipelineShared {
   struct Slot {
     u64 step;
+    u64 round;
     u32 task;
     u32 kind;  // SlotKind
   };
@@ -52,6 +53,7 @@ class Pipeline {
   struct Taken {
     u32 task;
     u64 step;
+    u64 round;
     u32 policy;
   };
 
@@ -61,7 +63,7 @@ class Pipeline {
   void put(const Taken& taken, SlotKind kind);
   void put_swapped(const Taken& next);
   bool pass_gate(u64 step);
-  bool pass_edge(const TaskRecord& record, const Wait& wait, u64 step);
+  bool pass_edge(const TaskRecord& record, const Wait& wait, const PipelineShared::Slot& taken);
   void run_task(const TaskRecord& record, PipelineShared::Slot& taken);
 
   World& world_;

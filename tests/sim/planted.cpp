@@ -24,6 +24,9 @@ void World::plant() {
     case Planted::kAbsentForgotten:
     case Planted::kEarlyCompensation:
       break;  // in the model
+    case Planted::kTurnChanges:
+    case Planted::kRoundOfSteps:
+      break;  // turn_wrongly()
     case Planted::kWeakTickets:
     case Planted::kPublishBeforeData:
     case Planted::kRoundBeforeCount:
@@ -38,6 +41,27 @@ void World::plant() {
       plant_in_control();
       break;
   }
+}
+
+// By the sample body, on which the end of its step waits.
+void World::turn_wrongly() {
+  const bool changes = planted_ == Planted::kTurnChanges;
+  if (!changes && planted_ != Planted::kRoundOfSteps) return;
+  const Program& p = *model_->program;
+  if (p.variant_count == 1) return;
+  DeviceControl* control = device_control(p);
+  const u64 next = step_state(p)->step + 1;
+  const u64 turn = load_relaxed(&control->turns[next % kTurnCount]);
+  const u32 variant = turn_variant(turn);
+  u64 wrong = make_turn(step_count(p, next), variant);
+  if (changes) {
+    const u32 other = (variant + 1) % p.variant_count;
+    --control->rounds[variant];
+    wrong = make_turn(++control->rounds[other], other);
+  }
+  if (wrong == turn) return;
+  model_->misled += 1;
+  store_release(&control->turns[next % kTurnCount], wrong);
 }
 
 void World::plant_in_counters() {
@@ -94,6 +118,9 @@ void World::plant_in_control() {
       break;
     case Planted::kWeakSlots:
       memory.plant(relaxed(at<u64>(p.ready_slots), p.task_count));
+      break;
+    case Planted::kWeakTurns:
+      memory.plant(relaxed(control->turns, kTurnCount));
       break;
     case Planted::kWeakIdle:
       memory.plant(relaxed(&control->idle));

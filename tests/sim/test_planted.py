@@ -26,12 +26,15 @@ PLANTED = {
     "weak_mirror_tail": (1500, r"races with|stale|wrong"),
     "weak_submit_tail": (40, r"races with|stale|wrong"),
     "weak_token_count": (40, r"races with|stale|wrong"),
-    "weak_finish": (40, r"races with|stale|wrong"),
+    "weak_finish": (40, r"races with|stale|wrong|without all"),
     "weak_tickets": (40, r"stale data|which lacks it|after round"),
     "publish_before_data": (40, r"stale data of its decider"),
     "round_before_count": (60, r"which lacks it|after round|stale data"),
     "absent_forgotten": (40, r"no end after"),
     "early_compensation": (120, r"read stale data|before its producer"),
+    "turn_changes": (40, r"another variant|another step's|no end after|after round"),
+    "round_of_steps": (40, r"no end after|after round"),
+    "weak_turns": (1500, r"no end after|another step's|another variant|after round"),
 }
 REPLAY = re.compile(r"^replay: make sim SEED=(\d+) CASE=(\w+)$", re.MULTILINE)
 

@@ -24,6 +24,14 @@ SEEDS = {
     "dynamic_fault": 150,
     "dynamic_counters": 200,
     "dynamic_pipeline": 250,
+    "variants": 500,  # plans of several step sizes, whose steps follow each other in any order
+    "variants_claim": 300,
+    "variants_draft": 200,
+    "variants_ends": 300,
+    "variants_dynamic": 200,
+    "variants_pipeline": 300,
+    "variants_payload": 200,
+    "variants_experts": 200,
     "pipeline": 400,  # workers in the shape of the GPU's: loader, team, storer
     "pipeline_payload": 200,
     "pipeline_draft": 150,

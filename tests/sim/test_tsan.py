@@ -28,11 +28,13 @@ def run_threads(program: Path, *arguments: str) -> subprocess.CompletedProcess[s
     return done
 
 
-@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("kind", [[], ["--experts"], ["--variants"]], ids=" ".join)
 @pytest.mark.parametrize("workers", SEEDS)
-def test_real_threads_have_no_data_race(workers: int, experts: bool, threads_program: Path) -> None:
+def test_real_threads_have_no_data_race(
+    workers: int, kind: list[str], threads_program: Path
+) -> None:
     options = ["--workers", str(workers), "--seeds", str(SEEDS[workers])]
-    done = run_threads(threads_program, *options, *(["--experts"] if experts else []))
+    done = run_threads(threads_program, *options, *kind)
     assert "ThreadSanitizer" not in done.stderr, done.stderr[:4000]
     assert done.returncode == 0, done.stdout
     assert done.stdout.startswith("ok")

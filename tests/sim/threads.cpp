@@ -55,35 +55,35 @@ class Run {
   u32 body(u32 task, u32) {
     const Program& p = *model_.program;
     const TaskFacts& facts = model_.tasks[task];
-    const u64 step = step_state(p)->step;
+    const u64 round = step_state(p)->round;
     if (facts.body == Body::kSample) {
       for (u32 i = 0; i < step_state(p)->sample_count; ++i) {
         step_sampled(p)[i] = step_rows(p)[step_sample_rows(p)[i]].position % p.vocab_size;
       }
     }
     const bool decides = facts.body == Body::kDecide;
-    if ((facts.body != Body::kData && !decides) || model_.is_absent(task, 0, step))
+    if ((facts.body != Body::kData && !decides) || model_.is_absent(task, 0, round))
       return kFaultNone;
     u64 sum = 0;
     u64 expected = 0;
     for (const u32 producer : facts.producers) {
-      if (model_.is_absent(producer, 0, step)) continue;
+      if (model_.is_absent(producer, 0, round)) continue;
       sum += model_.data[producer];
-      expected += data_word(0, producer, step);
+      expected += data_word(0, producer, round);
     }
     if (facts.family != kNobody && !decides) {
       const Family& family = model_.families[facts.family];
-      if (family.experts[facts.slot] != step || facts.slot >= *family.live) return kFaultHostBody;
+      if (family.experts[facts.slot] != round || facts.slot >= *family.live) return kFaultHostBody;
     }
     if (sum != expected && !has_race_) return kFaultHostBody;
-    model_.data[task] = data_word(0, task, step);
-    if (decides) decide(model_.families[facts.family], facts.family, step);
+    model_.data[task] = data_word(0, task, round);
+    if (decides) decide(model_.families[facts.family], facts.family, round);
     return kFaultNone;
   }
 
-  void decide(const Family& family, u32 index, u64 step) {
-    *family.live = model_.live_slots(index, 0, step);
-    for (u32 slot = 0; slot < *family.live; ++slot) family.experts[slot] = step;
+  void decide(const Family& family, u32 index, u64 round) {
+    *family.live = model_.live_slots(index, 0, round);
+    for (u32 slot = 0; slot < *family.live; ++slot) family.experts[slot] = round;
   }
 
   RequestRecord draw_request(u32 index) {
@@ -91,7 +91,8 @@ class Run {
     RequestRecord record{};
     record.sequence = index;
     record.kind = p.vocab_size == 0 ? kRequestSteps : kRequestGenerate;
-    record.prompt_tokens = p.vocab_size == 0 ? 0 : random_.between(1, 6);
+    const u32 longest = p.variant_count == 1 ? 6 : 16;
+    record.prompt_tokens = p.vocab_size == 0 ? 0 : random_.between(1, longest);
     record.max_tokens = random_.between(1, 6);
     return record;
   }
@@ -167,6 +168,8 @@ int main(int argc, char** argv) {
       seeds = static_cast<unsigned>(std::strtoul(argv[++i], nullptr, 10));
     } else if (std::strcmp(argv[i], "--experts") == 0) {
       has_experts = true;
+    } else if (std::strcmp(argv[i], "--variants") == 0) {
+      kind.variants_max = 3;
     } else if (std::strcmp(argv[i], "--race") == 0) {
       has_race = true;
       kind.policies = "sc";

@@ -1,4 +1,4 @@
-// What simulated tasks compute: words that differ for every launch, task and step.
+// What simulated tasks compute: words that differ for every launch, task and round.
 #pragma once
 #include "random.hpp"
 
@@ -10,13 +10,13 @@ inline u64 mix(u64 chain, u64 value) {
   return Random(chain * 31 + value).next();
 }
 
-inline u64 data_word(u64 launch, u32 task, u64 step) {
-  return mix(mix(launch, task), step);
+inline u64 data_word(u64 launch, u32 task, u64 round) {
+  return mix(mix(launch, task), round);
 }
 
 // Never the sentinel: its top bit is clear.
-inline u32 payload_word(u64 launch, u32 task, u64 step) {
-  return static_cast<u32>(data_word(launch, task, step)) & 0x7FFFFFFFu;
+inline u32 payload_word(u64 launch, u32 task, u64 round) {
+  return static_cast<u32>(data_word(launch, task, round)) & 0x7FFFFFFFu;
 }
 
 }  // namespace gpurt::sim

@@ -58,7 +58,7 @@ Outcome World::run() {
   outcome.points = machine_->steps();
   outcome.bites = machine_->memory().bite_count();
   if (planted_ == Planted::kListPastDrain && model_->moved_task != kNobody) outcome.bites = 1;
-  if (model_->families_misled != 0) outcome.bites = model_->families_misled;
+  if (model_->misled != 0) outcome.bites = model_->misled;
   const std::size_t shown = std::min<std::size_t>(log_.size(), 20);
   for (auto run = log_.end() - static_cast<std::ptrdiff_t>(shown); run != log_.end(); ++run) {
     outcome.last_tasks.push_back("worker " + std::to_string(run->worker) + " ran task " +
@@ -80,9 +80,10 @@ std::string World::describe() const {
                      ", exit " + std::to_string(control.exit) + ", published " +
                      std::to_string(published_) + ", consumed " + std::to_string(consumed_) +
                      ", tasks behind:";
-  const u64 round = control.steps_open - p.first_step;
+  const StepState& state = *step_state(p);
   for (u32 task = 0; task < run_counts_.size(); ++task) {
-    if (run_counts_[task] < round) text += " " + std::to_string(task);
+    if (model_->tasks[task].variant == state.variant && run_counts_[task] < state.round)
+      text += " " + std::to_string(task);
   }
   return text;
 }
@@ -131,18 +132,18 @@ u32 World::run_body(u32 worker, const TaskRecord& record, u64 step) {
   const Program& p = *model_->program;
   const u32 task = record.task_index;
   const TaskFacts& facts = model_->tasks[task];
-  const u64 round = step_round(p, step);
   log_.push_back(TaskRun{worker, task, step});
   if (log_.size() > 4096) log_.erase(log_.begin(), log_.begin() + 2048);
+  check_step(facts.variant, step);
+  const u64 round = step_state(p)->round;
   check_run(task, round);
   run_counts_[task] = round;
-  if (step_state(p)->step != step) fail("a task sees another step's StepState");
   if (task == model_->fault_task && round >= model_->fault_round) return kFaultNonFinite;
   switch (facts.body) {
     case Body::kNoop:
       break;
     case Body::kData:
-      return data_body(record, step, facts);
+      return data_body(record, round, facts);
     case Body::kSample:
       sample_body();
       break;
@@ -150,41 +151,48 @@ u32 World::run_body(u32 worker, const TaskRecord& record, u64 step) {
       draft_body();
       break;
     case Body::kRearm:
-      rearm_body(step);
+      rearm_body(facts.variant, round);
       break;
     case Body::kDecide:
-      return decide_body(record, step, facts);
+      return decide_body(record, round, facts);
   }
   return kFaultNone;
 }
 
-u32 World::data_body(const TaskRecord& record, u64 step, const TaskFacts& facts) {
+void World::check_step(u32 variant, u64 step) {
   const Program& p = *model_->program;
+  const StepState& state = *step_state(p);
+  if (state.step != step) fail("a task sees another step's StepState");
+  if (state.variant != variant) fail("a task runs in a step of another variant");
+  if (state.rows_capacity != p.variants[variant].rows) fail("a step has another variant's rows");
+}
+
+u32 World::data_body(const TaskRecord& record, u64 round, const TaskFacts& facts) {
   const u32 task = record.task_index;
-  if (model_->is_absent(task, launch_count_, step)) return kFaultNone;
-  if (facts.slot != kNobody) check_expert(task, step);
-  u32* set = model_->payload + (step & 1) * model_->payload_count;
+  if (model_->is_absent(task, launch_count_, round)) return kFaultNone;
+  if (facts.slot != kNobody) check_expert(task, round);
+  u32* set = model_->payload + (round & 1) * model_->payload_count;
   for (const u32 producer : facts.polled) {
     const u32 seen = poll(set + model_->tasks[producer].payload);
     if (seen == kPayloadSentinel) return kFaultPayloadTimeout;  // aborted meanwhile
-    if (seen != payload_word(launch_count_, producer, step)) {
+    if (seen != payload_word(launch_count_, producer, round)) {
       fail("task " + std::to_string(task) + " polled wrong data of task " +
            std::to_string(producer));
     }
   }
   for (const u32 producer : facts.producers) {
-    if (model_->is_absent(producer, launch_count_, step)) continue;
-    if (run_counts_[producer] != step_round(p, step)) {
+    if (model_->is_absent(producer, launch_count_, round)) continue;
+    if (run_counts_[producer] != round) {
       fail("task " + std::to_string(task) + " runs before its producer " +
            std::to_string(producer));
     }
-    if (data_load(model_->data + producer) != data_word(launch_count_, producer, step)) {
+    if (data_load(model_->data + producer) != data_word(launch_count_, producer, round)) {
       fail("task " + std::to_string(task) + " read stale data of task " + std::to_string(producer));
     }
   }
-  data_store(model_->data + task, data_word(launch_count_, task, step));
+  data_store(model_->data + task, data_word(launch_count_, task, round));
   if (facts.payload != kNobody) {
-    payload_store(set + facts.payload, payload_word(launch_count_, task, step));
+    payload_store(set + facts.payload, payload_word(launch_count_, task, round));
   }
   for (const u32 counter : facts.bulk) add_release(model_->counter(counter), kBulkSignals);
   return kFaultNone;
@@ -202,17 +210,20 @@ u32 World::poll(const u32* word) {
   }
 }
 
-// Fills the set that the next step writes; everybody read it a step ago.
-void World::rearm_body(u64 step) {
-  u32* set = model_->payload + ((step + 1) & 1) * model_->payload_count;
-  for (u32 i = 0; i < model_->payload_count; ++i) payload_rearm(set + i, kPayloadSentinel);
+// Fills the set that the next round writes; everybody read it a round ago.
+void World::rearm_body(u32 variant, u64 round) {
+  u32* set = model_->payload + ((round + 1) & 1) * model_->payload_count;
+  const VariantFacts& facts = model_->variants[variant];
+  for (u32 i = facts.payload_begin; i < facts.payload_end; ++i)
+    payload_rearm(set + i, kPayloadSentinel);
 }
 
 // Plays the model: the token after a row depends on all tokens of its sequence so far.
 void World::sample_body() {
   const Program& p = *model_->program;
   const StepState& state = *step_state(p);
-  if (state.rows == 0 || state.rows > p.rows_capacity) fail("a step with a wrong number of rows");
+  if (state.rows == 0 || state.rows > state.rows_capacity)
+    fail("a step with a wrong number of rows");
   u32 samples = 0;
   for (u32 r = 0; r < state.rows; ++r) {
     const RowState& row = step_rows(p)[r];
@@ -223,6 +234,7 @@ void World::sample_body() {
     }
     step_sampled(p)[samples++] = token;
   }
+  turn_wrongly();
   if (samples != state.sample_count) fail("more sample rows are listed than rows ask for");
 }
 

@@ -41,6 +41,9 @@ enum class Planted : u32 {
   kRoundBeforeCount,   // the head names a round whose number of tasks is not yet there
   kAbsentForgotten,    // a counter does not get the signals of absent tasks
   kEarlyCompensation,  // they are given before what the absent tasks would have waited for
+  kTurnChanges,        // the variant of the next step changes after it was fixed
+  kRoundOfSteps,       // rounds are counted in steps of any variant
+  kWeakTurns,          // and these words release and acquire nothing
 };
 
 struct Outcome {
@@ -59,7 +62,7 @@ class World {
   // For the Platform of worker.hpp.
   u32 run_body(u32 worker, const TaskRecord& record, u64 step);
   // For a loader: which expert's weights it would fetch, known once the task's ticket was drawn.
-  void look_ahead(u32 task, u64 step);
+  void look_ahead(u32 task, u64 round);
 
  private:
   struct Script {
@@ -101,16 +104,18 @@ class World {
 
   void spawn_workers();
   void spawn_role(std::function<void()> run_one_launch);
-  u32 data_body(const TaskRecord& record, u64 step, const TaskFacts& facts);
-  u32 decide_body(const TaskRecord& record, u64 step, const TaskFacts& facts);
-  void decide_wrongly(const TaskRecord& record, u64 step);
-  void check_expert(u32 task, u64 step);
+  u32 data_body(const TaskRecord& record, u64 round, const TaskFacts& facts);
+  u32 decide_body(const TaskRecord& record, u64 round, const TaskFacts& facts);
+  void decide_wrongly(const TaskRecord& record, u64 round);
+  void check_expert(u32 task, u64 round);
   void check_run(u32 task, u64 round);
   u64 last_live_round(u32 task, u64 round) const;
   void sample_body();
   u32 feed_row(const RowState& row, u32 before);
   void draft_body();
-  void rearm_body(u64 step);
+  void rearm_body(u32 variant, u64 round);
+  void check_step(u32 variant, u64 step);
+  void turn_wrongly();
   u32 poll(const u32* word);
 
   // host.cpp
@@ -128,6 +133,7 @@ class World {
   void run_into_fault();
   void abort_and_launch();
   void end();
+  u64 rounds_of(u32 variant) const;
   void check_launch();
   [[noreturn]] void fail(const std::string& what);
   std::string describe() const;

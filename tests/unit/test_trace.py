@@ -27,7 +27,7 @@ def raw_of(rows, tick_ns=1.0, sampled=(), dropped=0):
         return [np.array([s for s in spans if s[-1] == w], wire.SPAN) for w in (0, 1)]
 
     steps = sorted({r[2] for r in rows})
-    summaries = np.array([(s, 10 + s, 20 + s, 1, 2) for s in steps], wire.STEP_SUMMARY)
+    summaries = np.array([(s, 10 + s, 20 + s, 1, 2, 0) for s in steps], wire.STEP_SUMMARY)
     return RawTrace(rings(rows), rings(sampled), summaries, tick_ns, dropped)
 
 

@@ -57,6 +57,8 @@ def test_limits_are_the_same():
         "PARAM_EXPERT_STRIDE": "kParamExpertStride",
         "ADDR_LIVE_SLOTS": "kAddrLiveSlots",
         "ADDR_EXPERT_ID": "kAddrExpertId",
+        "VARIANTS_PER_PLAN": "kVariantsPerPlan",
+        "TURN_COUNT": "kTurnCount",
         "STOP_IDS_PER_REQUEST": "kStopIdsPerRequest",
         "COUNTER_STRIDE": "kCounterStride",
         "SPAN_COUNT_STRIDE": "kSpanCountStride",

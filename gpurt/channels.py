@@ -71,9 +71,8 @@ class ChannelFormat:
 
 
 class ChannelStream:
-    """Ids in, text out, in whole characters; each message under its channel's name in brackets.
-
-    answer: the text of the answer alone. One thread, one reply.
+    """Ids in, text out, in whole characters. channel: where the text that `push` returned belongs;
+    empty before the first message. One thread, one reply.
     """
 
     def __init__(self, form: ChannelFormat, tokenizer: Tokenizer) -> None:
@@ -83,46 +82,34 @@ class ChannelStream:
         self._ends = {ids[form.eom], ids[form.eot]}
         self._tokenizer, self._text = tokenizer, tokenizer.stream()
         self._header: str | None = ""
-        self._channel = ""
-        self._shown = False
-        self.answer = ""
+        self.channel = ""
 
     def push(self, token: int) -> str:
-        """The text that this token completes, with the name of a channel that begins."""
+        """The text that this token completes."""
         if token == self._begins or token in self._ends:
-            rest = self._show(self._text.finish()) if self._header is None else ""
+            rest = self._text.finish() if self._header is None else ""
             self._header, self._text = "", self._tokenizer.stream()
             return rest
         if token == self._says:
-            self._channel = self._receiver((self._header or "") + self._text.finish())
+            self.channel = self._receiver((self._header or "") + self._text.finish())
             self._header, self._text = None, self._tokenizer.stream()
-            heading = f"{chr(10) * 2 if self._shown else ''}[{self._channel}]\n"
-            self._shown = True
-            return heading
-        piece = self._text.push(token)
-        if self._header is not None:
-            self._header += piece
             return ""
-        return self._show(piece)
+        piece = self._text.push(token)
+        if self._header is None:
+            return piece
+        self._header += piece
+        return ""
 
     def finish(self) -> str:
-        """What is left at the end. A reply that never named a channel is shown as it is."""
+        """What is left at the end. A reply that never named a channel is text as it is."""
         rest = self._text.finish()
         if self._header is None:
-            return self._show(rest)
+            return rest
         unsaid = self._header + rest
         self._header = ""
-        if self._shown or not unsaid:
-            return ""
-        self.answer += unsaid
-        return unsaid
+        return "" if self.channel else unsaid
 
     def _receiver(self, header: str) -> str:
         found = _RECEIVER.search(header)
         receiver = found.group(1) if found else "user"
         return _LABELS.get(receiver, f"tool {receiver}")
-
-    def _show(self, piece: str) -> str:
-        if self._channel == ANSWER:
-            self.answer += piece
-        return piece

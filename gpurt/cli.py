@@ -149,25 +149,30 @@ def chat(
     context: Context = None,
     draft: Draft = "none",
     trace: TraceFile = None,
+    history: Annotated[
+        bool, typer.Option(help="Keep typed lines in ~/.local/state/gpurt/chat_history.")
+    ] = True,
 ) -> None:
-    """Talk; /help lists the commands."""
-    from gpurt.chat import Chat, ChatOptions, input_lines
-    from gpurt.request import Sampling
+    """Talk; /help lists the commands. Lines of a pipe are messages.
+
+    Every turn carries the whole chat. When the context is full, the oldest exchanges are left out,
+    and it says so; the system message stays, and a message that is too long alone is refused.
+    """
+    from gpurt.chat import Chat, Settings, terminal
     from gpurt.serving import encode_chat
 
     _check_writable(trace)
-    settings = {"workers": workers, "policy": parse_policy(policy), "edges": edges}
-    with _Session(model, device, settings) as session:
+    options = {"workers": workers, "policy": parse_policy(policy), "edges": edges}
+    with _Session(model, device, options) as session:
         encode_chat(session.model, [])
-        stop_ids = session.model.stop_ids
-        sampling = Sampling(max_tokens or 1, temperature, top_k, top_p, seed, stop_ids)
-        sampling.check(session.model.config.vocab)
+        settings = Settings(max_tokens, temperature, top_k, top_p, seed)
+        settings.check(session.model.config.vocab)
         session.prepare(rows, context, 0, draft)
-        options = ChatOptions(max_tokens, temperature, top_k, top_p, seed, stop or [], system)
-        talk = Chat(session.runtime, session.model, session.graph, options, sys.stdout)
-        if sys.stdin.isatty():
+        parts = session.runtime, session.model, session.graph, terminal.screen(), settings
+        talk = Chat(*parts, system=system, stops=stop or [])
+        if terminal.is_terminal():
             _note(f"{session.model.name} on {session.runtime.config.device}; /help for commands")
-        talk.run(input_lines("> "))
+        talk.run(terminal.source(talk, keeps_history=history))
         if trace is not None and talk.last is not None:
             talk.last.trace().save(trace)
 
@@ -345,7 +350,7 @@ def _run_record(session: _Session, ids: list[int], reply: Reply, draft: str) -> 
 
 
 def _show_stats(request: Request) -> None:
-    from gpurt.chat import stats_line
+    from gpurt.reply import stats_line
 
     _note(stats_line(request.stats))
 

@@ -49,6 +49,10 @@ class TraceError(GpurtError):
     """A trace file cannot be read or was written by a newer gpurt."""
 
 
+class ChatError(GpurtError):
+    """A chat's input is no text, a command's argument is bad, or a saved chat cannot be used."""
+
+
 class ClosedError(GpurtError):
     """The Runtime was closed."""
 

@@ -8,14 +8,14 @@ request is cancelled when one is complete.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from gpurt.channels import ChannelStream
+from gpurt.channels import ANSWER, ChannelStream
 from gpurt.errors import RequestError
 
 if TYPE_CHECKING:
     from gpurt.channels import ChannelFormat
-    from gpurt.request import Request
+    from gpurt.request import Request, Stats
     from gpurt.tokenizer import TextStream, Tokenizer
 
 
@@ -60,11 +60,19 @@ class StopMatcher:
         return 0
 
 
-class Reply:
-    """One reply as it streams. Iterate once for pieces of text; then read the rest.
+class Part(NamedTuple):
+    """Text of one channel; a model without channels has one, named by the empty string."""
 
-    token_ids: up to the token that completed a stop string. text: all that was shown.
-    finish_reason: as in Result; "stop" for a stop string.
+    channel: str
+    text: str
+
+
+class Reply:
+    """One reply as it streams. Iterate once, over it or over `parts`; then read the rest.
+
+    token_ids: up to the token that completed a stop string. text: all that was shown, each channel
+    under its name in brackets. answer: the text without reasoning and commentary: what a chat goes
+    on with. finish_reason: as in Result; "stop" for a stop string.
     """
 
     def __init__(
@@ -74,13 +82,14 @@ class Reply:
         stops: Sequence[str] = (),
         channels: ChannelFormat | None = None,
     ) -> None:
-        """Without a tokenizer the pieces are token ids. channels: to show them apart."""
+        """Without a tokenizer the pieces are token ids. channels: to tell them apart."""
         if stops and tokenizer is None:
             msg = "a stop string needs a tokenizer"
             raise RequestError(f"{msg} - at --stop - this model has none: use --max-tokens")
         self.request = request
         self.token_ids: list[int] = []
         self.text = ""
+        self.answer = ""
         self.finish_reason = ""
         self._stream: TextStream | ChannelStream | None = None
         if tokenizer is not None:
@@ -89,35 +98,58 @@ class Reply:
 
     def __iter__(self) -> Iterator[str]:
         """Pieces of text as they come. Raises: FaultError."""
+        channel = ""
+        for part in self.parts():
+            heading = ""
+            if part.channel != channel:
+                channel = part.channel
+                heading = f"{self.text and chr(10) * 2}[{channel}]\n"
+            self.text += heading + part.text
+            yield heading + part.text
+
+    def parts(self) -> Iterator[Part]:
+        """The same by channel, without headings; no part is empty. Raises: FaultError."""
+        channel = ""
         for token in self.request:
             self.token_ids.append(token)
-            piece = self._piece(token)
-            if piece:
-                self.text += piece
-                yield piece
+            piece = self._push(token)
+            now = self._stream.channel if isinstance(self._stream, ChannelStream) else ""
+            if now != channel:
+                # A stop string lies within one channel.
+                yield from self._part(channel, self._matcher.finish())
+                channel = now
+            yield from self._part(channel, self._matcher.push(piece))
             if self._matcher.found is not None:
                 self.request.cancel()
                 break
         if self._stream is not None and self._matcher.found is None:
-            piece = self._matcher.push(self._stream.finish()) + self._matcher.finish()
-            if piece:
-                self.text += piece
-                yield piece
+            rest = self._matcher.push(self._stream.finish()) + self._matcher.finish()
+            yield from self._part(channel, rest)
         self.finish_reason = self.request.result().finish_reason
         if self._matcher.found is not None:
             self.finish_reason = "stop"
 
-    @property
-    def answer(self) -> str:
-        """The text without reasoning and commentary: what a chat goes on with."""
-        return self._stream.answer if isinstance(self._stream, ChannelStream) else self.text
+    def _part(self, channel: str, text: str) -> Iterator[Part]:
+        if not text:
+            return
+        if channel in ("", ANSWER):
+            self.answer += text
+        yield Part(channel, text)
 
-    def stop(self) -> None:
-        """End it now: what came stays."""
-        self.request.cancel()
-        self.finish_reason = self.request.result().finish_reason
-
-    def _piece(self, token: int) -> str:
+    def _push(self, token: int) -> str:
         if self._stream is None:
             return f"{' ' if len(self.token_ids) > 1 else ''}{token}"
-        return self._matcher.push(self._stream.push(token))
+        return self._stream.push(token)
+
+
+def stats_line(stats: Stats) -> str:
+    """Figures of a reply in one line."""
+    parts = [f"{stats.prompt_tokens} prompt tokens, {stats.completion_tokens} tokens"]
+    if stats.time_to_first_token_ms is not None:
+        parts.append(f"first after {stats.time_to_first_token_ms:.1f} ms")
+    if stats.tokens_per_second is not None:
+        parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
+    if stats.accepted_per_step is not None:
+        parts.append(f"{stats.accepted_per_step:.2f} tokens a step")
+    launches = "no launch" if stats.launches == 0 else f"{stats.launches} launch"
+    return ", ".join([*parts, launches])

@@ -8,7 +8,8 @@ import warnings
 
 import pytest
 
-from gpurt.chat import Chat, ChatOptions
+from gpurt.chat import Chat, Settings
+from gpurt.chat.screen import PlainScreen
 from gpurt.cli import main
 from gpurt.loaders import load_model
 from gpurt.runtime import Runtime
@@ -71,7 +72,7 @@ def test_chat_goes_on_with_the_answer_alone(folder, monkeypatch):
     out = io.StringIO()
     with Runtime("host", workers=1) as runtime:
         graph = model_graph(model, "host", rows=4, context=128)
-        chat = Chat(runtime, model, graph, ChatOptions(max_tokens=1), out)
+        chat = Chat(runtime, model, graph, PlainScreen(out), Settings(max_tokens=1))
         submit, sent = runtime.submit, []
 
         def scripted(graph, prompt, **options):
@@ -81,7 +82,9 @@ def test_chat_goes_on_with_the_answer_alone(folder, monkeypatch):
             return request
 
         monkeypatch.setattr(runtime, "submit", scripted)
-        chat.run(iter(["One?", "Two?", "/quit"]))
-    assert "[reasoning]\nHm\n\n[answer]\nYes" in out.getvalue()
+        lines = iter(["One?", "Two?", "/reasoning", "/quit"])
+        chat.run(lambda _: next(lines))
+    assert "(reasoning, 1 word; /reasoning shows it)\nYes" in out.getvalue()
+    assert "[reasoning]\nHm" in out.getvalue()
     said = bytes(token for token in sent[1] if token < 256)
     assert said == b"userOne?assistant to=userYesuserTwo?assistant"

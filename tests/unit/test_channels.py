@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpurt.channels import ChannelFormat
+from gpurt.reply import Reply
+from gpurt.request import Result
 from gpurt.tokenizer import ChatTemplate, chat_format
 from tests.helpers.byte_tokenizer import CONTROL, byte_tokenizer
 
@@ -14,11 +16,20 @@ def tokenizer(tmp_path_factory):
     return byte_tokenizer(tmp_path_factory.mktemp("bytes"), CONTROL)
 
 
+class Tokens(list):
+    """A request that has ended."""
+
+    def result(self):
+        return Result(list(self), "stop")
+
+
 def reply(tokenizer, text):
     """(what is shown, the answer) of a reply, token by token."""
-    stream = ChannelFormat().stream(tokenizer)
-    shown = "".join(stream.push(token) for token in tokenizer.encode(text)) + stream.finish()
-    return shown, stream.answer
+    ids = tokenizer.encode(text) if isinstance(text, str) else text
+    found = Reply(Tokens(ids), tokenizer, channels=ChannelFormat())
+    shown = "".join(found)
+    assert shown == found.text
+    return shown, found.answer
 
 
 def test_a_tokenizer_with_the_four_tokens_speaks_in_channels(tokenizer, tmp_path):
@@ -80,6 +91,25 @@ def test_a_reply_cut_within_a_header_shows_nothing_of_it(tokenizer):
 
 
 def test_a_character_cut_at_a_message_end_is_replaced(tokenizer):
-    stream = ChannelFormat().stream(tokenizer)
     ids = [*tokenizer.encode(" to=user<|message|>"), 0xC3, 258]
-    assert "".join(map(stream.push, ids)) + stream.finish() == "[answer]\n\ufffd"
+    assert reply(tokenizer, ids)[0] == "[answer]\n\ufffd"
+
+
+def test_parts_name_the_channel_of_all_text(tokenizer):
+    text = " to=self<|message|>Hm<|eom|><|start|>assistant to=user<|message|>Yes<|eot|>"
+    found = Reply(Tokens(tokenizer.encode(text)), tokenizer, channels=ChannelFormat())
+    said = {}
+    for part in found.parts():
+        said[part.channel] = said.get(part.channel, "") + part.text
+    assert said == {"reasoning": "Hm", "answer": "Yes"}
+
+
+def test_a_stop_string_lies_within_one_channel(tokenizer):
+    class Cancelled(Tokens):
+        def cancel(self):
+            self.cancelled = True
+
+    text = " to=self<|message|>EN<|eom|><|start|>assistant to=user<|message|>D ENDED<|eot|>"
+    found = Reply(Cancelled(tokenizer.encode(text)), tokenizer, ["END"], ChannelFormat())
+    assert "".join(found) == "[reasoning]\nEN\n\n[answer]\nD "
+    assert (found.answer, found.finish_reason) == ("D ", "stop")

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpurt.chat import stats_line
 from gpurt.cli import main
 from gpurt.graphs.llama import build
 from gpurt.loaders import load_model
+from gpurt.reply import stats_line
 from gpurt.runtime import Runtime
 from gpurt.trace import SPAN, STEP, OperatorInfo, Trace
 from gpurt.trace.draft import draft_times

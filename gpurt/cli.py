@@ -202,7 +202,7 @@ def plan(
     with ProgressBars() as bars:
         loaded = load_model(model, bars)
         graph = model_graph(loaded, target.kind, rows=rows, context=context, draft=draft)
-        made = make_plan(graph, target, policy=chosen, edges=kind_of_edges)
+        made = make_plan(graph, target, policy=chosen, edges=kind_of_edges, progress=bars)
     if save is not None:
         made.save(save)
         _note(f"wrote {save}")

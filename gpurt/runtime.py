@@ -269,12 +269,9 @@ def _write_trace(session: Session, path: Path) -> None:
 def _make_plan(graph: Graph, config: RuntimeConfig, progress: Progress | None) -> Plan:
     from gpurt.planner import plan as make_plan
 
-    if progress is not None:
-        progress("planning", 0, 1)
-    made = make_plan(graph, config.target, policy=config.policy, edges=config.edges)
-    if progress is not None:
-        progress("planning", 1, 1)
-    return made
+    return make_plan(
+        graph, config.target, policy=config.policy, edges=config.edges, progress=progress
+    )
 
 
 def options_of(config: RuntimeConfig) -> Options:

@@ -15,7 +15,9 @@ sums, do not depend on workers or policy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from gpurt.body import Target
 from gpurt.buffer import Buffer
@@ -30,6 +32,7 @@ from gpurt.planner.draft import Draft, DraftOp, DraftTask
 from gpurt.planner.hazards import Hazards
 from gpurt.planner.payload import Edges
 from gpurt.planner.waits import Waits
+from gpurt.progress import Progress
 
 __all__ = ["plan"]
 
@@ -40,22 +43,54 @@ def plan(
     *,
     policy: Policy | Mapping[str, Policy] = "static",
     edges: Edges = "counter",
+    progress: Progress | None = None,
 ) -> Plan:
     """The checked Plan of `graph` for `target`.
 
     policy: one for all operators, or {operator name or body name: policy}, the rest static.
     edges: `payload` makes payload buffers of all that can be, `auto` of the small ones; only on
         cuda, and only where every body that touches the buffer can poll.
+    progress: called as (what, done, total).
     Raises: GraphError, PlanError: each names the task, where it is, and what to do.
     """
     if target.workers < 1:
         raise PlanError(f"{target.workers} workers - at target {target.kind} - use 1 or more")
+    with _without_collector():
+        made = _planned(graph, target, policy, edges, progress or _silent)
+        check_plan(made, progress)
+    return made
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A plan is millions of small objects without a cycle: looking for one took a fifth of it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """No progress wanted."""
+
+
+def _planned(
+    graph: Graph,
+    target: Target,
+    policy: Policy | Mapping[str, Policy],
+    edges: Edges,
+    progress: Progress,
+) -> Plan:
+    """The plan, not checked."""
     check_graph(graph)
     chosen = policies.resolve(graph, policy)
     polled = payload.choose(graph, target, chosen, edges)
     buffers = memory.BufferMap(graph, target)
     draft = Draft(len(graph.operators))
-    hazards = _lower(graph, target, chosen, polled, buffers, draft)
+    hazards = _lower(graph, target, chosen, polled, buffers, draft, progress)
     placed = buffers.plan_buffers(polled, finish.packed_bytes(buffers, graph))
     lists = schedule.Schedule(draft, target)
     for op in draft.ops:
@@ -74,7 +109,7 @@ def plan(
     dynamic.settle(draft)
     counters, tasks = finish.tasks(draft)
     segments = dynamic.finish(policies.segments(draft.ops), draft, tasks)
-    result = Plan(
+    return Plan(
         version=PLAN_VERSION,
         name=graph.name,
         target=target,
@@ -91,8 +126,6 @@ def plan(
         edges=finish.edges(draft, hazards, lists, polled, graph),
         payload_set_bytes=memory.payload_set_bytes(placed),
     )
-    check_plan(result)
-    return result
 
 
 def _made(graph: Graph) -> list[Buffer]:
@@ -124,6 +157,7 @@ def _lower(
     polled: set[int],
     buffers: memory.BufferMap,
     draft: Draft,
+    progress: Progress,
 ) -> Hazards:
     """Tiles and waits of all operators of the graph, in program order."""
     hazards, waits = Hazards(graph, polled), Waits(draft)
@@ -139,4 +173,5 @@ def _lower(
         deciders.choose_experts(op, tiles, tasks)
         draft.append(drafted, tasks)
         deciders.wrote(op, drafted)
+        progress("planning", op.index + 1, len(graph.operators))
     return hazards

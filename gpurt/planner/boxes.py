@@ -6,7 +6,7 @@ A box is one half-open range an axis. Many boxes are an int64 array [count, axes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, product
 from math import prod
 
 import numpy as np
@@ -18,8 +18,7 @@ Boxes = NDArray[np.int64]
 Matrix = NDArray[np.bool_]
 
 _FEW = 8  # boxes below which plain loops beat numpy
-_CELLS = 256
-_CELLS_PER_BOX = 8
+_CELLS = 256  # along an axis
 
 
 def boxes_of(bounds: Sequence[Bounds]) -> Boxes:
@@ -54,15 +53,10 @@ def shared(a: Bounds, b: Bounds) -> int:
 
 def are_disjoint(bounds: Sequence[Bounds]) -> bool:
     """Whether no two of the boxes share an element."""
-    if len(bounds) < 2:
-        return True
+    if len(bounds) <= _FEW:
+        return not any(overlap(one, two) for one, two in combinations(bounds, 2))
     array = boxes_of(bounds)
-    step = max(1, (1 << 22) // len(bounds))
-    hits = sum(
-        int(np.count_nonzero(overlaps(array[i : i + step], array)))
-        for i in range(0, len(bounds), step)
-    )
-    return hits == len(bounds)
+    return bool(_paint(array, _edges(array)).max() <= 1)
 
 
 def first_uncovered(box: Bounds, covers: Sequence[Bounds]) -> Bounds | None:
@@ -76,23 +70,14 @@ def first_uncovered(box: Bounds, covers: Sequence[Bounds]) -> Bounds | None:
         pairs = combinations(covers, 2)
         if sum(parts) == volume(box) and not any(overlap(one, two) for one, two in pairs):
             return None
-    near = boxes_of(covers)[np.flatnonzero(overlaps(boxes_of([box]), boxes_of(covers))[0])]
+    array = boxes_of(covers)
+    near = array[np.flatnonzero(overlaps(boxes_of([box]), array)[0])]
     if not len(near):
         return box
-    # A grid on all the boxes' own edges: each of its cells is wholly in or wholly out.
-    cuts = []
-    for axis, (low, high) in enumerate(box):
-        edges = np.unique(np.clip(np.append(near[:, axis].ravel(), [low, high]), low, high))
-        cuts.append(edges)
-    filled = np.zeros([len(c) - 1 for c in cuts], dtype=np.bool_)
-    for cover in near:
-        index = tuple(
-            slice(
-                int(np.searchsorted(cut, cover[axis, 0])), int(np.searchsorted(cut, cover[axis, 1]))
-            )
-            for axis, cut in enumerate(cuts)
-        )
-        filled[index] = True
+    whole = boxes_of([box])
+    near = np.clip(near, whole[..., :1], whole[..., 1:])
+    cuts = _edges(np.concatenate([near, whole]))
+    filled = _paint(near, cuts) > 0
     if filled.all():
         return None
     cell = [int(i) for i in np.argwhere(~filled)[0]]
@@ -105,6 +90,25 @@ def first_uncovered(box: Bounds, covers: Sequence[Bounds]) -> Bounds | None:
                 break
             extent[axis] = (extent[axis][0], extent[axis][1] + 1)
     return tuple((int(cut[a]), int(cut[b])) for cut, (a, b) in zip(cuts, extent, strict=True))
+
+
+def _edges(boxes: Boxes) -> list[NDArray[np.int64]]:
+    """Along each axis the places where some box begins or ends. Of the grid that they cut each cell
+    is wholly in a box or wholly out.
+    """
+    return [np.unique(boxes[:, axis]) for axis in range(boxes.shape[1])]
+
+
+def _paint(boxes: Boxes, cuts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """By cell of the grid, in how many boxes it lies: what changes at a box's corners, summed."""
+    counts = np.zeros([len(cut) for cut in cuts], dtype=np.int64)
+    places = [np.searchsorted(cut, boxes[:, axis]) for axis, cut in enumerate(cuts)]
+    for corner in product((0, 1), repeat=len(cuts)):
+        at = tuple(place[:, side] for place, side in zip(places, corner, strict=True))
+        np.add.at(counts, at, (-1) ** sum(corner))
+    for axis in range(len(cuts)):
+        np.cumsum(counts, axis=axis, out=counts)
+    return counts[(slice(-1),) * len(cuts)]
 
 
 def volume(bounds: Bounds) -> int:
@@ -120,73 +124,63 @@ def text(name: str, bounds: Bounds) -> str:
 class BoxIndex:
     """Boxes of one buffer by number, found by what they touch.
 
-    Narrow boxes lie in the cells of a grid along the longest axis; questions about wide ones scan
-    all boxes with numpy.
+    A box lies in the cells of the axis along which it spans fewest. Whoever asks looks along every
+    axis; if boxes that are near are many, numpy looks at all.
     """
 
     def __init__(self, shape: Sequence[int]) -> None:
-        self._axis = max(range(len(shape)), key=lambda axis: shape[axis])
-        self._cell = max(1, -(-shape[self._axis] // _CELLS))
-        self._cells: dict[int, list[int]] = {}
-        self._wide: list[int] = []
-        self._boxes = np.zeros((8, len(shape), 2), dtype=np.int64)
-        self._numbers: list[int] = []  # of each row of _boxes in use
-        self._rows: dict[int, int] = {}
-        self._next = 0
+        self._widths = [max(1, -(-size // _CELLS)) for size in shape]
+        self._cells: list[dict[int, list[int]]] = [{} for _ in shape]
+        self._whole = tuple((0, size) for size in shape)
         self.bounds: dict[int, Bounds] = {}
+        self._next = 0
 
     def add(self, bounds: Bounds) -> int:
         """Add a box. Returns: its number, from 0, never used again."""
         number, self._next = self._next, self._next + 1
         self.bounds[number] = bounds
-        if len(self._numbers) == len(self._boxes):
-            self._make_room()
-        self._rows[number] = len(self._numbers)
-        self._boxes[len(self._numbers)] = bounds
-        self._numbers.append(number)
-        cells = self._span(bounds)
-        if len(cells) > _CELLS_PER_BOX:
-            self._wide.append(number)
-        else:
-            for cell in cells:
-                self._cells.setdefault(cell, []).append(number)
+        axis, span = self._place(bounds)
+        cells = self._cells[axis]
+        for cell in span:
+            cells.setdefault(cell, []).append(number)
         return number
 
     def remove(self, number: int) -> None:
         """Forget a box."""
-        bounds = self.bounds.pop(number)
-        self._boxes[self._rows.pop(number)] = 0  # an empty box touches nothing
-        cells = self._span(bounds)
-        if len(cells) > _CELLS_PER_BOX:
-            self._wide.remove(number)
-        else:
-            for cell in cells:
-                self._cells[cell].remove(number)
+        axis, span = self._place(self.bounds.pop(number))
+        cells = self._cells[axis]
+        for cell in span:
+            cells[cell].remove(number)
+            if not cells[cell]:
+                del cells[cell]
 
     def near(self, bounds: Bounds) -> list[int]:
         """Numbers of the boxes that share an element with this one, ascending."""
-        cells = self._span(bounds)
+        if not self.bounds or bounds == self._whole:
+            return list(self.bounds)
         if len(self.bounds) <= _FEW:
-            found = list(self.bounds)
-        elif len(cells) > _CELLS_PER_BOX or len(self._wide) > _CELLS:
-            hits = overlaps(boxes_of([bounds]), self._boxes[: len(self._numbers)])[0]
-            return [self._numbers[i] for i in np.flatnonzero(hits).tolist()]
-        else:
-            several = [self._cells.get(cell, []) for cell in cells]
-            found = sorted({i for cell in (*several, self._wide) for i in cell})
-        return [i for i in found if overlap(bounds, self.bounds[i])]
+            return [i for i, other in self.bounds.items() if overlap(bounds, other)]
+        found: set[int] = set()
+        for cells, width, (low, high) in zip(self._cells, self._widths, bounds, strict=True):
+            span = range(low // width, (high - 1) // width + 1)
+            if len(cells) < len(span):
+                found.update(*(numbers for cell, numbers in cells.items() if cell in span))
+            else:
+                found.update(*(cells[cell] for cell in span if cell in cells))
+        if len(found) > _CELLS:
+            numbers = sorted(found)
+            hits = overlaps(boxes_of([bounds]), boxes_of([self.bounds[i] for i in numbers]))[0]
+            return [numbers[i] for i in np.flatnonzero(hits).tolist()]
+        return [i for i in sorted(found) if overlap(bounds, self.bounds[i])]
 
-    def _span(self, bounds: Bounds) -> range:
-        low, high = bounds[self._axis]
-        return range(low // self._cell, (high - 1) // self._cell + 1)
-
-    def _make_room(self) -> None:
-        alive = [row for row, number in enumerate(self._numbers) if number in self.bounds]
-        boxes = np.zeros((max(8, 2 * len(alive)), *self._boxes.shape[1:]), dtype=np.int64)
-        boxes[: len(alive)] = self._boxes[alive]
-        self._boxes = boxes
-        self._numbers = [self._numbers[row] for row in alive]
-        self._rows = {number: row for row, number in enumerate(self._numbers)}
+    def _place(self, bounds: Bounds) -> tuple[int, range]:
+        """The axis along which a box spans fewest cells, and those."""
+        spans = [
+            range(low // width, (high - 1) // width + 1)
+            for width, (low, high) in zip(self._widths, bounds, strict=True)
+        ]
+        axis = min(range(len(spans)), key=lambda axis: len(spans[axis]))
+        return axis, spans[axis]
 
 
 class BoxSet:

@@ -26,16 +26,16 @@ from gpurt.planner.check_dynamic import check_dynamic
 from gpurt.planner.check_layout import check_layout
 from gpurt.planner.check_order import check_order
 from gpurt.planner.check_payload import check_payload
+from gpurt.progress import Progress
 
 __all__ = ["check_graph", "check_plan"]
 
 
-def check_plan(plan: Plan) -> None:
+def check_plan(plan: Plan, progress: Progress | None = None) -> None:
     """Raises: PlanError naming the task, what is wrong and what to do."""
     check_layout(plan)
     check_payload(plan)
-    check_order(plan)
-    check_dynamic(plan)
+    check_dynamic(plan, check_order(plan, progress))
 
 
 def check_graph(graph: Graph) -> None:

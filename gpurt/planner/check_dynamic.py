@@ -15,6 +15,7 @@ covers every step. Family: the tasks of all dynamic segments of one decider.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 from gpurt.plan import (
@@ -28,19 +29,23 @@ from gpurt.plan import (
 )
 from gpurt.planner.boxes import overlap
 from gpurt.planner.check_layout import fail
-from gpurt.planner.check_order import happens_before
 from gpurt.planner.dynamic import absent_signals
+from gpurt.planner.ended import Ended
 from gpurt.wire import EXPERT_STRIDE_UNIT, PUBLISHED_PER_DECISION
 
 _WORD_BYTES = 4
+_NO_SLOT = 1 << 32
 _DECIDER_PARAMS = PARAMS_PER_TASK - 1  # a record's last words are the executor's
 _EXPERT_PARAMS, _EXPERT_ADDRS = PARAMS_PER_TASK - 3, ADDRS_PER_TASK - 2
 
 _Dynamic = list[tuple[PlanSegment, PlanDynamic]]
 
 
-def check_dynamic(plan: Plan) -> None:
-    """Raises: PlanError. Needs a plan that passed check_layout and check_order."""
+def check_dynamic(plan: Plan, before: Mapping[int, Ended]) -> None:
+    """Raises: PlanError. Needs a plan that passed check_layout and check_order.
+
+    before: what check_order found.
+    """
     dynamic = [(s, s.dynamic) for s in plan.segments if s.dynamic is not None]
     absent = bytearray(len(plan.tasks))
     for segment, _ in dynamic:
@@ -50,7 +55,7 @@ def check_dynamic(plan: Plan) -> None:
         _check_decision(plan, segment, d)
         _check_family_waits(plan, segment, d, dynamic)
     _check_flags(plan, dynamic)
-    _check_before(plan, dynamic)
+    _check_before(plan, dynamic, before)
     writer: dict[int, int] = {}  # by buffer: who wrote last
     for index, task in enumerate(plan.tasks):
         if task.expert is not None:
@@ -109,16 +114,23 @@ def _check_family_waits(
     plan: Plan, segment: PlanSegment, d: PlanDynamic, dynamic: _Dynamic
 ) -> None:
     family = [s for s, other in dynamic if other.decider == d.decider]
+    lowest: dict[int, tuple[int, int]] = {}  # by counter: slot and task of the lowest slot
     for index in range(segment.begin, segment.end):
         slot = plan.tasks[index].coords[0]
         for counter, _ in plan.tasks[index].waits:
-            for producer in plan.counters[counter].producers:
-                if not any(s.begin <= producer < s.end for s in family):
-                    continue
-                other = plan.tasks[producer].coords[0]
-                if other < slot:
-                    msg = f"of slot {slot} waits for task {producer} of slot {other}, which may"
-                    raise fail(plan, index, f"{msg} still run when its own slot is absent")
+            if counter not in lowest:
+                lowest[counter] = min(
+                    (
+                        (plan.tasks[producer].coords[0], producer)
+                        for producer in plan.counters[counter].producers
+                        if any(s.begin <= producer < s.end for s in family)
+                    ),
+                    default=(_NO_SLOT, -1),
+                )
+            other, producer = lowest[counter]
+            if other < slot:
+                msg = f"of slot {slot} waits for task {producer} of slot {other}, which may"
+                raise fail(plan, index, f"{msg} still run when its own slot is absent")
 
 
 def _check_flags(plan: Plan, dynamic: _Dynamic) -> None:
@@ -144,36 +156,27 @@ def _check_flags(plan: Plan, dynamic: _Dynamic) -> None:
                 raise fail(plan, index, f"decides by two counts or bounds, {one} and {two}")
 
 
-def _check_before(plan: Plan, dynamic: _Dynamic) -> None:
-    if not dynamic:
-        return
-    members: dict[int, int] = {}  # by decider: the bitset of its family
+def _check_before(plan: Plan, dynamic: _Dynamic, before: Mapping[int, Ended]) -> None:
+    families: dict[int, list[PlanSegment]] = {}  # by decider
     for segment, d in dynamic:
-        bits = (1 << segment.end) - (1 << segment.begin)
-        members[d.decider] = members.get(d.decider, 0) | bits
-    compensators = {d.compensator for _, d in dynamic}
-    segment_at = {segment.begin: (segment, d) for segment, d in dynamic}
-    ended: dict[int, int] = {}  # by compensator: tasks that have ended when it has
-    end, allowed, compensator = 0, 0, 0
-    for index, before in enumerate(happens_before(plan)):
-        if index in compensators:
-            ended[index] = before | 1 << index
-        if index in segment_at:
-            segment, d = segment_at[index]
-            end, compensator = segment.end, d.compensator
-            allowed = ended[compensator] | members[d.decider]
-            if not ended[compensator] >> d.decider & 1:
-                msg = f"compensates for task {index} in no order with its decider, task {d.decider}"
-                raise fail(plan, compensator, msg)
-        if index >= end:
-            continue
-        missing = before & ~allowed
-        if missing:
-            first = (missing & -missing).bit_length() - 1
-            msg = f"follows task {first} ({plan.tasks[first].body}), which its compensator, task"
-            raise fail(plan, index, f"{msg} {compensator}, does not")
-        if not before >> d.decider & 1:
-            raise fail(plan, index, f"is in no order with its decider, task {d.decider}")
+        families.setdefault(d.decider, []).append(segment)
+    for segment, d in dynamic:
+        allowed, decider = before[d.compensator].plus(d.compensator), d.decider
+        if not allowed.has(decider):
+            msg = f"compensates for task {segment.begin} in no order with its decider, task"
+            raise fail(plan, d.compensator, f"{msg} {decider}")
+        for own in families[decider]:
+            allowed = allowed.with_range(own.begin, own.end)
+        for index in range(segment.begin, segment.end):
+            ended = before.get(index)
+            if ended is None:
+                continue
+            first = ended.first_outside(allowed)
+            if first >= 0:
+                msg = f"follows task {first} ({plan.tasks[first].body}), which its compensator,"
+                raise fail(plan, index, f"{msg} task {d.compensator}, does not")
+            if not ended.has(decider):
+                raise fail(plan, index, f"is in no order with its decider, task {decider}")
 
 
 def _check_expert(plan: Plan, index: int, expert: PlanExpert, decider: int) -> None:

@@ -25,6 +25,7 @@ from gpurt.plan import (
     WAITS_PER_TASK,
     Plan,
     PlanBuffer,
+    PlanRegion,
     PlanTask,
 )
 from gpurt.planner.boxes import text
@@ -55,11 +56,16 @@ def check_layout(plan: Plan) -> None:
     ):
         if value < 1:
             raise PlanError(f"{value} {what} - at plan {plan.name} - {_REMEDY}")
+    params: set[int] = set()  # by identity: tasks of an operator share theirs
     for index, task in enumerate(plan.tasks):
         _check_record(plan, index, task)
+        if id(task.params) not in params:
+            _check_params(plan, index, task)
+            params.add(id(task.params))
     _check_buffers(plan)
+    memory = _MemoryCheck(plan)
     for index, task in enumerate(plan.tasks):
-        _check_memory(plan, index, task)
+        memory.check(index, task)
     _check_segments(plan)
     _check_lists(plan)
     _check_counters(plan)
@@ -75,27 +81,29 @@ def _check_record(plan: Plan, index: int, task: PlanTask) -> None:
     if task.body != plan.operators[task.op].body:
         msg = f"is not of its operator's body {plan.operators[task.op].body}"
         raise fail(plan, index, msg)
-    for what, count, limit in (
-        ("waits", len(task.waits), WAITS_PER_TASK),
-        ("signals", len(task.signals), SIGNALS_PER_TASK),
-        ("buffers", len(task.addr), ADDRS_PER_TASK),
-        ("parameters", len(task.params), PARAMS_PER_TASK),
-    ):
-        if count > limit:
-            raise fail(plan, index, f"has {count} {what}, a record holds {limit}")
-    if len(task.coords) != 4 or not all(0 <= c < _U32 for c in task.coords):
+    if len(task.coords) != 4 or min(task.coords) < 0 or max(task.coords) >= _U32:
         raise fail(plan, index, f"has coordinates {list(task.coords)}: not four 32-bit words")
+    for what, verb, used, limit in (
+        ("waits", "waits for", [c for c, _ in task.waits], WAITS_PER_TASK),
+        ("signals", "signals", task.signals, SIGNALS_PER_TASK),
+    ):
+        if len(used) > limit:
+            raise fail(plan, index, f"has {len(used)} {what}, a record holds {limit}")
+        for counter in used:
+            if not 0 <= counter < len(plan.counters):
+                msg = f"{verb} counter {counter}, there are {len(plan.counters)}"
+                raise fail(plan, index, msg)
+        if len(used) > 1 and len(set(used)) != len(used):
+            raise fail(plan, index, f"{verb} one counter twice: {list(used)}")
+
+
+def _check_params(plan: Plan, index: int, task: PlanTask) -> None:
+    if len(task.params) > PARAMS_PER_TASK:
+        msg = f"has {len(task.params)} parameters, a record holds {PARAMS_PER_TASK}"
+        raise fail(plan, index, msg)
     for value in task.params:
         if isinstance(value, int) and not -(_U32 >> 1) <= value < _U32:
             raise fail(plan, index, f"has parameter {value}, which needs more than 32 bits")
-    counters = [c for c, _ in task.waits]
-    for what, used in (("waits for", counters), ("signals", list(task.signals))):
-        for counter in used:
-            if not 0 <= counter < len(plan.counters):
-                msg = f"{what} counter {counter}, there are {len(plan.counters)}"
-                raise fail(plan, index, msg)
-        if len(set(used)) != len(used):
-            raise fail(plan, index, f"{what} one counter twice: {used}")
 
 
 # ---- memory ----------------------------------------------------------------------------------
@@ -150,7 +158,42 @@ def _stored_bytes(plan: Plan, user: int, buffer: PlanBuffer) -> int:
         raise fail(plan, user, f"uses buffer {buffer.name}: {error}") from error
 
 
-def _check_memory(plan: Plan, index: int, task: PlanTask) -> None:
+class _MemoryCheck:
+    """Arguments and regions lie in their buffers. What tasks share, known by identity, is looked at
+    once.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._reachable: dict[int, set[int]] = {}  # by argument list
+        self._reads: set[int] = set()
+        self._writes: set[int] = set()
+
+    def check(self, index: int, task: PlanTask) -> None:
+        """Raises: PlanError."""
+        reachable = self._reachable.get(id(task.addr))
+        if reachable is None:
+            reachable = self._reachable[id(task.addr)] = _reachable(self._plan, index, task)
+        for verb, regions, known in (
+            ("reads", task.reads, self._reads),
+            ("writes", task.writes, self._writes),
+        ):
+            for region in regions:
+                if region[0] not in reachable:
+                    msg = f"{verb} buffer {region[0]}, which is not among its arguments"
+                    raise fail(self._plan, index, msg)
+                if id(region) not in known:
+                    _check_region(self._plan, index, verb, region)
+                    known.add(id(region))
+        if task.stream is not None:
+            _check_stream(self._plan, index, task.stream)
+
+
+def _reachable(plan: Plan, index: int, task: PlanTask) -> set[int]:
+    """The buffers that a task has as arguments."""
+    if len(task.addr) > ADDRS_PER_TASK:
+        msg = f"has {len(task.addr)} buffers, a record holds {ADDRS_PER_TASK}"
+        raise fail(plan, index, msg)
     reachable = set()
     for entry in task.addr:
         if entry is None:
@@ -163,23 +206,20 @@ def _check_memory(plan: Plan, index: int, task: PlanTask) -> None:
             buffer = plan.buffers[number]
             msg = f"starts at byte {offset} of {buffer.name}, which has {buffer.size_bytes}"
             raise fail(plan, index, msg)
-    for verb, regions in (("reads", task.reads), ("writes", task.writes)):
-        for number, bounds in regions:
-            if number not in reachable:
-                msg = f"{verb} buffer {number}, which is not among its arguments"
-                raise fail(plan, index, msg)
-            buffer = plan.buffers[number]
-            if len(bounds) != len(buffer.shape) or not all(
-                0 <= low < high <= size
-                for (low, high), size in zip(bounds, buffer.shape, strict=True)
-            ):
-                where = text(buffer.name, bounds)
-                msg = f"{verb} {where}, no part of shape {list(buffer.shape)}"
-                raise fail(plan, index, msg)
-            if verb == "writes" and buffer.memory == "weight":
-                raise fail(plan, index, f"writes weight {buffer.name}, which never changes")
-    if task.stream is not None:
-        _check_stream(plan, index, task.stream)
+    return reachable
+
+
+def _check_region(plan: Plan, index: int, verb: str, region: PlanRegion) -> None:
+    number, bounds = region
+    buffer = plan.buffers[number]
+    if len(bounds) != len(buffer.shape) or not all(
+        0 <= low < high <= size for (low, high), size in zip(bounds, buffer.shape, strict=True)
+    ):
+        where = text(buffer.name, bounds)
+        msg = f"{verb} {where}, no part of shape {list(buffer.shape)}"
+        raise fail(plan, index, msg)
+    if verb == "writes" and buffer.memory == "weight":
+        raise fail(plan, index, f"writes weight {buffer.name}, which never changes")
 
 
 def _check_stream(plan: Plan, index: int, stream: tuple[int, int, int]) -> None:

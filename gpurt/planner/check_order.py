@@ -1,83 +1,138 @@
-"""Order: what happens before what in a step, and that every conflict is ordered by it.
+"""Order: that every conflict is ordered by what happens before what, and all precedes `advance`.
 
-Happens-before is the closure of two relations: a task's signal precedes whoever waits for the
-counter, and a task precedes the next one in its worker's list. A payload edge orders its own bytes
-only, so it is no part of it. Sets of tasks are bitsets in Python integers; each is dropped after
-its last use, so a plan of 100k tasks needs as many as are live at one moment.
+Of a buffer that is written before it is read, each place once, nearly all activations, only the
+reads need a look. Others keep who read and wrote each of their regions. Sets of tasks are bitsets
+counted from the first task that touches the buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+import numpy as np
 
-from gpurt.plan import Bounds, Plan
-from gpurt.planner.boxes import BoxSet, first_uncovered, text
+from gpurt.plan import Bounds, Plan, PlanRegion
+from gpurt.planner import boxes
 from gpurt.planner.check_layout import fail, is_rearm
+from gpurt.planner.ended import NOTHING, Ended, happens_before
+from gpurt.progress import Progress
 
-_Tasks = tuple[int, int]  # (first task, bitset counted from it): short where tasks are near
+_CHUNK_PAIRS = 1 << 21
+_PROGRESS_TASKS = 4096
 
 
-def check_order(plan: Plan) -> None:
-    """Raises: PlanError naming the first task that is out of order with another.
+def check_order(plan: Plan, progress: Progress | None = None) -> dict[int, Ended]:
+    """What has ended when a compensator or a task of a dynamic segment begins; of tasks in a row
+    for which it is the same only the first.
 
-    Needs a plan that passed check_layout: every wait goes to lower indices.
+    Raises: PlanError naming the first task that is out of order with another. Needs a plan that
+    passed check_layout: every wait goes to lower indices.
     """
     accesses = _Accesses(plan)
-    before = 0
+    always, members = set(), bytearray(len(plan.tasks))
+    for segment in plan.segments:
+        if segment.dynamic is not None:
+            always |= {segment.begin, segment.dynamic.compensator}
+            members[segment.begin : segment.end] = b"\1" * (segment.end - segment.begin)
+    found: dict[int, Ended] = {}
+    before = last = NOTHING
     for index, before in enumerate(happens_before(plan)):
         accesses.check(index, before)
-    last = len(plan.tasks) - 1
-    missing = ((1 << last) - 1) & ~before
-    if missing:
-        first = _lowest(missing)
+        if index in always or (members[index] and before is not last):
+            found[index] = before
+        last = before
+        if progress is not None and index % _PROGRESS_TASKS == 0:
+            progress("checking the plan", index, len(plan.tasks))
+    first = before.lacks(0, (1 << len(plan.tasks) - 1) - 1)
+    if first >= 0:
         what = "does not precede advance: the next step could begin before it ends"
         if is_rearm(plan.tasks[first]):
             what = "does not precede advance: its fill could erase the next step's payload"
         raise fail(plan, first, what)
+    return found
 
 
-def happens_before(plan: Plan) -> Iterator[int]:
-    """For each task in order the bitset of the tasks that have ended when it begins."""
-    previous = [-1] * len(plan.tasks)
-    for rows in plan.lists:
-        chain = [index for row in rows for index in row]
-        for one, two in pairwise(chain):
-            previous[two] = one
-    first_wait: dict[int, int] = {}
-    last_wait: dict[int, int] = {}
-    for index, task in enumerate(plan.tasks):
-        for counter, _ in task.waits:
-            first_wait.setdefault(counter, index)
-            last_wait[counter] = index
-    # done[i]: tasks that have ended when task i has; freed after its last reader.
-    done: dict[int, int] = {}
-    frees: dict[int, list[int]] = {}
-    last_use = list(range(len(plan.tasks)))
-    for index, task in enumerate(plan.tasks):
-        if previous[index] >= 0:
-            last_use[previous[index]] = max(last_use[previous[index]], index)
-        for counter in task.signals:
-            use = first_wait.get(counter, index)
-            last_use[index] = max(last_use[index], use)
-    for index, use in enumerate(last_use):
-        frees.setdefault(use, []).append(index)
-    signalled: dict[int, int] = {}
-    for index, task in enumerate(plan.tasks):
-        before = done[previous[index]] if previous[index] >= 0 else 0
-        for counter, _ in task.waits:
-            if counter not in signalled:
-                union = 0
-                for producer in plan.counters[counter].producers:
-                    union |= done[producer]
-                signalled[counter] = union
-            before |= signalled[counter]
-            if last_wait[counter] == index:
-                del signalled[counter]
-        yield before
-        done[index] = before | (1 << index)
-        for ended in frees.get(index, ()):
-            del done[ended]
+class _Region:
+    """A region of a buffer, its users so far, and what was last proved about reading it."""
+
+    __slots__ = (
+        "bounds",
+        "buffer",
+        "covered",
+        "is_read",
+        "number",
+        "passed",
+        "readers",
+        "version",
+        "writers",
+    )
+
+    def __init__(self, buffer: _Buffer, number: int, bounds: Bounds) -> None:
+        self.buffer, self.number, self.bounds = buffer, number, bounds
+        self.readers, self.writers = 0, 0
+        self.is_read = self.covered = False
+        self.passed, self.version = NOTHING, -1
+
+
+class _Buffer:
+    """The distinct regions of one buffer that tasks use."""
+
+    def __init__(self, index: int, memory: str, first: int) -> None:
+        self.index, self.first = index, first  # the first task that uses it
+        self.is_payload = memory == "payload"
+        self.needs_writers = memory in ("activation", "payload")
+        self.regions: list[_Region] = []
+        self.version = 0  # of all writers
+        self.writes, self.last_write, self.first_read = 0, -1, 1 << 62
+        self.is_simple = False
+        self._near: dict[int, list[_Region]] = {}
+
+    def settle(self) -> None:
+        """Once all its uses are known: whether all writes come first, each place once."""
+        written = [r for r in self.regions if r.writers]
+        self.is_simple = (
+            self.first_read > self.last_write
+            and self.writes == len(written)
+            and boxes.are_disjoint([r.bounds for r in written])
+        )
+        if not self.is_simple:
+            for region in written:
+                region.writers = 0
+
+    def near(self, region: _Region) -> list[_Region]:
+        """The regions that share an element with this one."""
+        if not self._near:
+            self._pair_all()
+        return self._near[region.number]
+
+    def _pair_all(self) -> None:
+        """Of a simple buffer regions to read with written ones, else all with all."""
+        asking, others = self.regions, self.regions
+        if self.is_simple:
+            asking = [r for r in self.regions if r.is_read]
+            others = [r for r in self.regions if r.writers]
+        ours = boxes.boxes_of([r.bounds for r in asking])
+        theirs = boxes.boxes_of([r.bounds for r in others])
+        step = max(1, _CHUNK_PAIRS // len(others))
+        for begin in range(0, len(asking), step):
+            hits = boxes.overlaps(ours[begin : begin + step], theirs)
+            for region, row in zip(asking[begin : begin + step], hits, strict=True):
+                self._near[region.number] = [others[i] for i in np.flatnonzero(row).tolist()]
+
+    def users(self, region: _Region, *, readers: bool) -> int:
+        """Who wrote, or also read, a part of a region so far."""
+        users = 0
+        for other in self.near(region):
+            users |= other.writers | (other.readers if readers else 0)
+        return users
+
+    def uncovered(self, region: _Region) -> Bounds | None:
+        """A part of a region that nobody wrote so far."""
+        if not region.covered:
+            written = [r.bounds for r in self.near(region) if r.writers] if self.writes else []
+            missing = boxes.first_uncovered(region.bounds, written)
+            if missing is not None:
+                return missing
+            region.covered = True
+        return None
 
 
 class _Accesses:
@@ -85,127 +140,101 @@ class _Accesses:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._buffers: dict[int, _Buffer] = {}
+        # By identity, since tasks share regions and a region takes long to hash; None: the buffer
+        # is never written and need not be.
+        self._regions: dict[int, _Region | None] = {}
+        places: dict[PlanRegion, _Region] = {}
         written = {b for t in plan.tasks for b, _ in t.writes}
-        shared = {b for t in plan.tasks for b, _ in t.reads if plan.buffers[b].memory != "weight"}
-        self._buffers = {b: _BufferAccess(plan.buffers[b].shape) for b in sorted(written | shared)}
-        for task in plan.tasks:
-            for number, bounds in (*task.reads, *task.writes):
-                if number in self._buffers:
-                    self._buffers[number].declare(bounds)
+        for index, task in enumerate(plan.tasks):
+            for place in task.reads:
+                region = self._region(place, index, written, places)
+                if region is not None:
+                    region.is_read = True
+                    region.buffer.first_read = min(region.buffer.first_read, index)
+            for place in task.writes:
+                region = self._region(place, index, written, places)
+                if region is not None:
+                    buffer = region.buffer
+                    region.writers |= 1 << (index - buffer.first)
+                    buffer.writes, buffer.last_write = buffer.writes + 1, index
+        for buffer in self._buffers.values():
+            buffer.settle()
 
-    def check(self, index: int, before: int) -> None:
-        """Raises: PlanError if the task conflicts with an earlier one that may still run."""
-        task = self._plan.tasks[index]
-        for number, bounds in task.reads:
-            access = self._buffers.get(number)
-            if access is None:
-                continue
+    def _region(
+        self, place: PlanRegion, index: int, written: set[int], places: dict[PlanRegion, _Region]
+    ) -> _Region | None:
+        try:
+            return self._regions[id(place)]
+        except KeyError:
+            pass
+        region = places.get(place)
+        if region is None:
+            number, bounds = place
             memory = self._plan.buffers[number].memory
-            if memory in ("activation", "payload") and not access.covered(bounds):
-                missing = first_uncovered(bounds, access.covers(bounds))
-                name = self._plan.buffers[number].name
-                msg = f"reads {text(name, bounds)}, but no task before it writes"
+            if number in written or memory in ("activation", "payload"):
+                buffer = self._buffers.get(number)
+                if buffer is None:
+                    buffer = self._buffers[number] = _Buffer(number, memory, index)
+                region = places[place] = _Region(buffer, len(buffer.regions), bounds)
+                buffer.regions.append(region)
+        self._regions[id(place)] = region
+        return region
+
+    def check(self, index: int, before: Ended) -> None:
+        """Raises: PlanError if the task conflicts with an earlier one that may still run."""
+        task, regions = self._plan.tasks[index], self._regions
+        for place in task.reads:
+            region = regions[id(place)]
+            if region is not None:
+                buffer = region.buffer
+                if region.passed is not before or region.version != buffer.version:
+                    self._check_read(index, before, region)
+                    region.passed, region.version = before, buffer.version
+        for place in task.writes:
+            region = regions[id(place)]
+            if region is not None and not region.buffer.is_simple:
+                self._check_write(index, before, region)
+        for place in task.reads:
+            region = regions[id(place)]
+            if region is not None and not region.buffer.is_simple:
+                region.readers |= 1 << (index - region.buffer.first)
+        for place in task.writes:
+            region = regions[id(place)]
+            if region is not None and not region.buffer.is_simple:
+                region.writers |= 1 << (index - region.buffer.first)
+                region.buffer.version += 1
+
+    def _check_read(self, index: int, before: Ended, region: _Region) -> None:
+        buffer = region.buffer
+        if buffer.needs_writers:
+            missing = buffer.uncovered(region)
+            if missing is not None:
+                name = self._plan.buffers[buffer.index].name
+                msg = f"reads {boxes.text(name, region.bounds)}, but no task before it writes"
                 remedy = "write the whole region or read less of it"
-                raise fail(self._plan, index, f"{msg} {text(name, missing or bounds)}", remedy)
-            if memory != "payload":
-                self._order(index, before, number, bounds, access.writers(bounds), "reads")
-        for number, bounds in task.writes:
-            access = self._buffers[number]
-            users = access.writers(bounds) | access.readers(bounds)
-            if self._plan.buffers[number].memory != "payload":
-                self._order(index, before, number, bounds, users, "writes")
-            elif users:
-                where = text(self._plan.buffers[number].name, bounds)
-                msg = f"writes payload {where} after task {_lowest(users)} used it in this step"
-                raise fail(self._plan, index, msg)
-        for number, bounds in task.reads:
-            if number in self._buffers:
-                self._buffers[number].add_reader(bounds, index)
-        for number, bounds in task.writes:
-            self._buffers[number].add_writer(bounds, index)
+                raise fail(self._plan, index, f"{msg} {boxes.text(name, missing)}", remedy)
+        if not buffer.is_payload:
+            self._order(index, before, region, buffer.users(region, readers=False), "reads")
 
-    def _order(
-        self, index: int, before: int, number: int, bounds: Bounds, users: int, verb: str
-    ) -> None:
-        if users | before == before:
+    def _check_write(self, index: int, before: Ended, region: _Region) -> None:
+        buffer = region.buffer
+        users = buffer.users(region, readers=True)
+        if not buffer.is_payload:
+            self._order(index, before, region, users, "writes")
+        elif users:
+            where = boxes.text(self._plan.buffers[buffer.index].name, region.bounds)
+            other = buffer.first + (users & -users).bit_length() - 1
+            raise fail(
+                self._plan, index, f"writes payload {where} after task {other} used it in this step"
+            )
+
+    def _order(self, index: int, before: Ended, region: _Region, users: int, verb: str) -> None:
+        other = before.lacks(region.buffer.first, users)
+        if other < 0:
             return
-        other = _lowest(users & ~before)
-        where = text(self._plan.buffers[number].name, bounds)
-        writes = any(b == number for b, _ in self._plan.tasks[other].writes)
-        theirs = "writes" if writes else "reads"
-        body = self._plan.tasks[other].body
-        msg = f"{verb} {where} in no order with task {other} ({body}), which {theirs} it"
-        raise fail(self._plan, index, f"{msg}: a wait is missing")
-
-
-class _BufferAccess:
-    """The distinct regions of one buffer and which tasks read and wrote them."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._boxes = BoxSet(shape)
-        self._near: dict[int, list[int]] = {}
-        self._readers: dict[int, _Tasks] = {}
-        self._writers: dict[int, _Tasks] = {}
-        self._covered: set[int] = set()
-        self._version = 0  # of all writers, so that equal questions are answered once
-        self._known: dict[int, tuple[int, int]] = {}
-
-    def declare(self, bounds: Bounds) -> None:
-        self._boxes.add(bounds)
-
-    def writers(self, bounds: Bounds) -> int:
-        number = self._boxes.numbers[bounds]
-        version, users = self._known.get(number, (-1, 0))
-        if version != self._version:
-            users = self._union(self._writers, self._overlapping(number, bounds))
-            self._known[number] = (self._version, users)
-        return users
-
-    def readers(self, bounds: Bounds) -> int:
-        return self._union(self._readers, self._overlapping(self._boxes.numbers[bounds], bounds))
-
-    def covers(self, bounds: Bounds) -> list[Bounds]:
-        near = self._overlapping(self._boxes.numbers[bounds], bounds)
-        return [self._boxes.index.bounds[i] for i in near if i in self._writers]
-
-    def covered(self, bounds: Bounds) -> bool:
-        number = self._boxes.numbers[bounds]
-        if number not in self._covered:
-            if number not in self._writers and (
-                first_uncovered(bounds, self.covers(bounds)) is not None
-            ):
-                return False
-            self._covered.add(number)
-        return True
-
-    def add_reader(self, bounds: Bounds, task: int) -> None:
-        number = self._boxes.numbers[bounds]
-        self._readers[number] = _with(self._readers.get(number), task)
-
-    def add_writer(self, bounds: Bounds, task: int) -> None:
-        number = self._boxes.numbers[bounds]
-        self._writers[number] = _with(self._writers.get(number), task)
-        self._version += 1
-
-    def _overlapping(self, number: int, bounds: Bounds) -> list[int]:
-        near = self._near.get(number)
-        if near is None:
-            near = self._near[number] = self._boxes.index.near(bounds)
-        return near
-
-    def _union(self, users: dict[int, _Tasks], numbers: list[int]) -> int:
-        union = 0
-        for number in numbers:
-            if number in users:
-                first, bits = users[number]
-                union |= bits << first
-        return union
-
-
-def _with(tasks: _Tasks | None, task: int) -> _Tasks:
-    """Tasks come in ascending order, so `first` never changes."""
-    return (task, 1) if tasks is None else (tasks[0], tasks[1] | 1 << (task - tasks[0]))
-
-
-def _lowest(bitset: int) -> int:
-    return (bitset & -bitset).bit_length() - 1
+        number, plan = region.buffer.index, self._plan
+        theirs = "writes" if any(b == number for b, _ in plan.tasks[other].writes) else "reads"
+        where = boxes.text(plan.buffers[number].name, region.bounds)
+        msg = f"{verb} {where} in no order with task {other} ({plan.tasks[other].body})"
+        raise fail(plan, index, f"{msg}, which {theirs} it: a wait is missing")

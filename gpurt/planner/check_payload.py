@@ -7,21 +7,30 @@ in step s-1, and is next written in step s+1.
 
 from __future__ import annotations
 
-from gpurt.plan import TASK_PAYLOAD_IN, TASK_PAYLOAD_OUT, Plan, PlanTask
+from gpurt.plan import TASK_PAYLOAD_IN, TASK_PAYLOAD_OUT, TASK_REARM, Plan, PlanTask
 from gpurt.planner.check_layout import fail, is_rearm
+
+_PAYLOAD_FLAGS = TASK_PAYLOAD_IN | TASK_PAYLOAD_OUT | TASK_REARM
 
 
 def check_payload(plan: Plan) -> None:
     """Raises: PlanError."""
     fills: list[tuple[int, int]] = []
     readers: dict[int, int] = {}
+    payload = {n for n, buffer in enumerate(plan.buffers) if buffer.memory == "payload"}
+    plain: dict[int, bool] = {}  # by identity of arguments, which tasks share: none is payload
     for index, task in enumerate(plan.tasks):
+        is_plain = plain.get(id(task.addr))
+        if is_plain is None:
+            is_plain = all(entry is None or entry[0] not in payload for entry in task.addr)
+            plain[id(task.addr)] = is_plain
+        if is_plain and not task.payload_mask and not task.flags & _PAYLOAD_FLAGS:
+            continue
         if is_rearm(task):
             fills.append(_fill(plan, index, task))
             continue
         _check_flags(plan, index, task)
-        for number, _ in task.reads:
-            readers[number] = index
+        readers.update((number, index) for number, _ in task.reads if number in payload)
     fills.sort()
     for number, buffer in enumerate(plan.buffers):
         if buffer.memory != "payload":

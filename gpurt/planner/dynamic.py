@@ -205,12 +205,15 @@ def _waits_for_others(draft: Draft, op: DraftOp) -> bool:
     or, since a group of producers became coarse, for more than the compensator follows.
     """
     decider = op.dynamic_of().decider
+    lowest: dict[int, int] = {}  # by group of the family: the lowest slot among its producers
 
     def is_other(group: Group, slot: int) -> bool:
         producer = group.op.dynamic
         if producer is None or producer.decider is not decider:
             return False
-        return any(draft.tasks[t].coords[0] < slot for t in group.tasks)
+        if id(group) not in lowest:
+            lowest[id(group)] = min(draft.tasks[t].coords[0] for t in group.tasks)
+        return lowest[id(group)] < slot
 
     return any(
         group.alias is not None or is_other(group, task.coords[0])

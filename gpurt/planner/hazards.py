@@ -148,18 +148,19 @@ def _check_tiles(op: DraftOp, buffer: Buffer, access: Access, tile_count: int) -
     """Whether the writes are disjoint. Raises: GraphError if two tiles conflict."""
     if not access.writes:
         return True
-    if tile_count == 1:
-        return boxes.are_disjoint(list(access.writes))
+    disjoint = boxes.are_disjoint(list(access.writes))
+    alone = all(users & (users - 1) == 0 for users in access.writes.values())
+    if tile_count == 1 or (disjoint and alone and not access.reads):
+        return disjoint
     writes = list(access.writes.items())
     others = [(b, t, "writes") for b, t in writes]
     others += [(b, t, "reads") for b, t in access.reads.items()]
-    array, disjoint = boxes.boxes_of([b for b, _, _ in others]), True
+    array = boxes.boxes_of([b for b, _, _ in others])
     step = max(1, _CHUNK_PAIRS // len(others))
     for start in range(0, len(writes), step):
         hits = boxes.overlaps(array[start : min(start + step, len(writes))], array)
         for i, j in zip(*(axis.tolist() for axis in np.nonzero(hits)), strict=True):
             (bounds, users), (other, other_users, verb) = writes[start + i], others[j]
-            disjoint = disjoint and (j >= len(writes) or start + i == j)
             first = next(bits_of(users))
             second = next(bits_of((users | other_users) & ~(1 << first)), None)
             if second is not None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import heapq
 
-import numpy as np
-
 from gpurt.body import Target
 from gpurt.planner.cost import hop_ns
 from gpurt.planner.draft import NO_WORKER, Draft, DraftOp, DraftTask, Group
@@ -27,8 +25,8 @@ class Schedule:
         self._draft = draft
         self._count = target.workers
         self._hop_ns = hop_ns(target)
-        self._clock = np.zeros(target.workers, dtype=np.int64)  # when the worker would be free
-        self._load = np.zeros(target.workers, dtype=np.int64)  # ns of all its tasks
+        self._clock = [0] * target.workers  # when the worker would be free
+        self._load = [0] * target.workers  # ns of all its tasks
         self._start = 0
         self._is_cuda = target.kind == "cuda"
         self._homes: dict[tuple[str, int], list[int]] = {}
@@ -45,7 +43,7 @@ class Schedule:
             self._homes[op.body, len(tasks)] = workers
         for index, (task, worker) in enumerate(zip(tasks, workers, strict=True), op.begin):
             ready = max((self._ready_ns(g) for g in task.waits), default=0)
-            task.end_ns = max(int(self._clock[worker]), ready) + task.cost_ns
+            task.end_ns = max(self._clock[worker], ready) + task.cost_ns
             self._clock[worker] = task.end_ns
             self._load[worker] += task.cost_ns
             if op.policy == "static":
@@ -85,7 +83,7 @@ class Schedule:
 
     def _spread(self, tasks: list[DraftTask]) -> list[int]:
         count, start = self._count, self._start
-        load = self._load.tolist()
+        load = self._load
         order = [((w - start) % count, w) for w in range(count)]
         heap = [(0, load[w], turn, w) for turn, w in order]
         heapq.heapify(heap)
@@ -110,12 +108,11 @@ class Schedule:
                     for g in task.waits
                 ]
                 near[worker] = max(others)
-        start = np.maximum(self._clock, ready)
+        start = [max(clock, ready) for clock in self._clock]
         for worker, ready_ns in near.items():
-            start[worker] = max(int(self._clock[worker]), ready_ns)
-        first = np.flatnonzero(start == start.min())
-        turns = (first - self._start) % self._count
-        return int(first[np.lexsort((turns, self._load[first]))[0]])
+            start[worker] = max(self._clock[worker], ready_ns)
+        turns = [(worker - self._start) % self._count for worker in range(self._count)]
+        return min(range(self._count), key=lambda w: (start[w], self._load[w], turns[w]))
 
     def _ready_ns(self, group: Group) -> int:
         group = group.final()

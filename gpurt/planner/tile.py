@@ -29,15 +29,14 @@ def cut(op: Operator, target: Target) -> list[Tile]:
     if not tiles:
         msg = f"{op.body.name} gives 0 tiles for {target.kind}"
         raise GraphError(f"{msg} - at {op.path} - its tiler must return one or more")
-    for tile in tiles:
-        for kind, parts, wholes in (
-            ("reads", tile.reads, op.reads),
-            ("writes", tile.writes, op.writes),
-        ):
-            stray = next((p for p in parts if not any(w.covers(p) for w in wholes)), None)
-            if stray is not None:
-                msg = f"a tile of {op.body.name} {kind} {stray}, which the operator does not"
-                raise GraphError(f"{msg} - at {op.path} - declare it as an argument")
+    for kind, parts, wholes in (
+        ("reads", {id(p): p for tile in tiles for p in tile.reads}, op.reads),
+        ("writes", {id(p): p for tile in tiles for p in tile.writes}, op.writes),
+    ):
+        stray = next((p for p in parts.values() if not any(w.covers(p) for w in wholes)), None)
+        if stray is not None:
+            msg = f"a tile of {op.body.name} {kind} {stray}, which the operator does not"
+            raise GraphError(f"{msg} - at {op.path} - declare it as an argument")
     return tiles
 
 
@@ -83,7 +82,7 @@ def draft_tasks(
     op: Operator, drafted: DraftOp, tiles: Sequence[Tile], target: Target, buffers: BufferMap
 ) -> list[DraftTask]:
     """The tasks of `drafted`, without waits."""
-    seen: dict[Region, PlanRegion] = {}
+    seen: dict[int, PlanRegion] = {}  # by identity: tiles share regions
     at = {
         region.buffer.index: buffers.of(op, name, target)
         for name, region in op.args.items()
@@ -93,10 +92,10 @@ def draft_tasks(
     def plan_regions(regions: Sequence[Region]) -> tuple[PlanRegion, ...]:
         result = []
         for region in regions:
-            known = seen.get(region)
+            known = seen.get(id(region))
             if known is None:
                 index = region.buffer.index
-                known = seen[region] = (at.get(index, index), region.bounds)
+                known = seen[id(region)] = (at.get(index, index), region.bounds)
             result.append(known)
         return tuple(result)
 

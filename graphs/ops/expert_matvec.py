@@ -16,7 +16,7 @@ both cut the pairs by slot, disjoint and in whole, and so order the tasks in the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,26 +94,32 @@ def tile_expert_matvec(op: Operator, target: Target) -> list[Tile]:
 
         return tile_experts(op, target)
     _, n, k = op.args["w"].shape
-    fitting = _TILE_BYTES // op.args["w"].buffer.dtype.row_bytes(k)
+    row_bytes = op.args["w"].buffer.dtype.row_bytes(k)
+    fitting = _TILE_BYTES // row_bytes
     rows = max(_TILE_ROWS_MULTIPLE, fitting // _TILE_ROWS_MULTIPLE * _TILE_ROWS_MULTIPLE)
-    return [
-        make_expert_tile(op, slot, begin, min(begin + rows, n))
-        for slot in range(layout_of(op).slots)
-        for begin in range(0, n, rows)
-    ]
+    ranges = [(begin, min(begin + rows, n)) for begin in range(0, n, rows)]
+    return expert_tiles(op, ranges, [(e - b) * row_bytes + 4 * (k + e - b) for b, e in ranges])
 
 
-def make_expert_tile(op: Operator, slot: int, begin: int, end: int) -> Tile:
-    """The tile of rows [begin, end) of the expert in a slot."""
+def expert_tiles(
+    op: Operator, ranges: Sequence[tuple[int, int]], cost_bytes: Sequence[int]
+) -> list[Tile]:
+    """Tiles slot by slot: in each these ranges of rows of W, which move `cost_bytes`.
+
+    Slots share their regions of W, tiles of a slot its row of x.
+    """
     args, divisor = op.args, 2 if op.params["epilogue"] == 1 else 1
-    w = args["w"]
-    x = _slot_row(op, args["x"], slot) if op.params["x_per_pair"] else args["x"]
-    reads = [x, part(w, 1, begin, end), args["routes"]]
-    reads += [args[name] for name in ("norm", "w_scale") if name in args]
-    write = columns(_slot_row(op, args["y"], slot), begin // divisor, end // divisor)
-    row_bytes = w.buffer.dtype.row_bytes(w.shape[-1])
-    cost_bytes = (end - begin) * row_bytes + 4 * (w.shape[-1] + end - begin)
-    return Tile((slot, begin, end, 0), tuple(reads), (write,), cost_bytes=cost_bytes)
+    shared = [args["routes"], *(args[name] for name in ("norm", "w_scale") if name in args)]
+    parts = [part(args["w"], 1, begin, end) for begin, end in ranges]
+    x, tiles = args["x"], []
+    for slot in range(layout_of(op).slots):
+        if op.params["x_per_pair"]:
+            x = _slot_row(op, args["x"], slot)
+        y = _slot_row(op, args["y"], slot)
+        for (begin, end), w, size in zip(ranges, parts, cost_bytes, strict=True):
+            write = columns(y, begin // divisor, end // divisor)
+            tiles.append(Tile((slot, begin, end, 0), (x, w, *shared), (write,), None, size))
+    return tiles
 
 
 def packing_expert_matvec(op: Operator, arg: str, target: Target) -> str:

@@ -7,12 +7,11 @@ so that even one row of top-8 gives every SM of a large GPU something to do.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpurt.body import Target, Tile
 from gpurt.errors import GraphError
-from gpurt.graphs.ops.expert_matvec import layout_of, make_expert_tile
+from gpurt.graphs.ops.expert_matvec import expert_tiles, layout_of
 from gpurt.graphs.ops.packing import ROW_TILE, mma16_tiles
 from gpurt.graphs.ops.packing_experts import ROW_TILES, expert_name, expert_tile_bytes
 
@@ -29,13 +28,11 @@ def tile_experts(op: Operator, target: Target) -> list[Tile]:
     _check(op)
     w = op.args["w"]
     _, n, k = w.shape
-    tiles = []
-    for slot in range(layout_of(op).slots):
-        for begin, end in mma16_tiles(n, expert_row_tiles(op) * ROW_TILE):
-            tile = make_expert_tile(op, slot, begin, end)
-            size = expert_tile_bytes(end - begin, k, w.buffer.dtype.name)
-            tiles.append(replace(tile, cost_bytes=size))
-    return tiles
+    ranges = mma16_tiles(n, expert_row_tiles(op) * ROW_TILE)
+    dtype = w.buffer.dtype.name
+    return expert_tiles(
+        op, ranges, [expert_tile_bytes(end - begin, k, dtype) for begin, end in ranges]
+    )
 
 
 def packing_experts(op: Operator, arg: str) -> str:

@@ -57,7 +57,7 @@ def packing_cuda(op: Operator, arg: str, target: Target) -> str:
     del target
     if arg != "w" or op.params["exact"]:
         return ""
-    group = 8 if op.args["x"].buffer.dtype.name == "bf16" else 4
+    group = 8 if _is_bf16(op, "x") else 4
     return mma16_name(group, row_tiles(*op.args["w"].shape))
 
 
@@ -94,11 +94,19 @@ def _check_rows(op: Operator) -> None:
         raise GraphError(f"{msg} - build the graph with rows={ROWS_MAX} or fewer")
 
 
+def _is_bf16(op: Operator, arg: str) -> bool:
+    return op.args[arg].buffer.dtype.name == "bf16"
+
+
 def _check(op: Operator) -> None:
     n, k = op.args["w"].shape
     where = f"at {op.path}"
-    if n % ROW_TILE or k % ROW_TILE:
-        msg = f"W is [{n}, {k}], the CUDA body takes multiples of {ROW_TILE} - {where}"
+    # A last tile of half a row tile computes rows of zeros that nobody stores; a granule of y must
+    # not be cut, though: the 8 f32 values, or pairs of swiglu, of two granules.
+    multiple = ROW_TILE if op.params["epilogue"] or _is_bf16(op, "y") else ROW_TILE // 2
+    if n % multiple or k % ROW_TILE:
+        msg = f"W is [{n}, {k}], the CUDA body takes multiples of {multiple} and {ROW_TILE}"
+        msg += f" - {where}"
         raise GraphError(f'{msg} - pad W, or use device="host"')
     _check_rows(op)
     for name in ("x", "y", "norm", "residual"):

@@ -8,13 +8,14 @@ from itertools import pairwise
 
 import pytest
 
+from gpurt.bench.made_up import weights
+from gpurt.bench.shapes import MUSE_SPARK, muse_layers
 from gpurt.body import Target
 from gpurt.errors import PlanError
 from gpurt.graphs.muse_spark import build
 from gpurt.planner import plan
 from gpurt.planner.boxes import are_disjoint
 from tests.unit.test_plan_random import without_wait
-from tools.bench.muse_spark_weights import RELEASED, layers_of, made_up
 
 GPU = Target("cuda", 132, 16, "sm_90a", 232448, 60 << 20)
 DYNAMIC = {"expert_up": "claim", "expert_down": "claim"}
@@ -23,8 +24,8 @@ DYNAMIC = {"expert_up": "claim", "expert_down": "claim"}
 @pytest.fixture(scope="module")
 def made():
     """Six layers of a rank's slice; 32 experts; its part of the head ends in half a row tile."""
-    config = replace(layers_of(RELEASED, 0, 6), vocab=16064, experts=32)
-    graph = build(config, made_up(config), rows=4, tp_size=8, kv_dtype="bf16", context=512)
+    config = replace(muse_layers(MUSE_SPARK, 0, 6), vocab=16064, experts=32)
+    graph = build(config, weights(config), rows=4, tp_size=8, kv_dtype="bf16", context=512)
     result = plan(graph, GPU, policy=DYNAMIC, edges="auto")
     assert len(result.tasks) > 9000
     assert sum(s.dynamic is not None for s in result.segments) == 12

@@ -93,7 +93,7 @@ def test_tiles_do_not_depend_on_the_worker_count() -> None:
 
 @pytest.mark.parametrize(
     ("n", "k", "rows", "text"),
-    [(36, 64, 1, r"W is \[40, 64\]"), (64, 40, 1, r"W is \[64, 40\]"), (64, 64, 17, "17 rows")],
+    [(36, 64, 1, r"W is \[36, 64\]"), (64, 40, 1, r"W is \[64, 40\]"), (64, 64, 17, "17 rows")],
 )
 def test_shapes_that_the_body_cannot_compute_are_refused_with_the_numbers(
     n: int, k: int, rows: int, text: str

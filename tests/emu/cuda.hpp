@@ -1,6 +1,5 @@
-// The part of CUDA's language that cold bodies use, for g++: one fibre a thread, a warp's
-// collectives as exchanges among its 32 fibres. Values only: no speed, no memory model, and
-// approximate intrinsics are exact here.
+// The part of CUDA's language that the device code uses, for g++ and the machine of machine.hpp.
+// Approximate intrinsics are exact here.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -8,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+
+#include "machine.hpp"
 
 #define __device__
 #define __constant__
@@ -29,21 +30,13 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 inline float4 make_float4(float x, float y, float z, float w) {
   return {x, y, z, w};
 }
-struct Index {
-  unsigned x, y, z;
-};
-extern Index threadIdx, blockIdx;
 
 namespace emu {
-// Each lane gives `bytes`, and gets those of all 32 lanes; returns when the whole warp has come.
-void exchange(const void* in, void* all, unsigned bytes);
-void barrier(unsigned threads);
-
 template <class T>
 T pick(T value, unsigned lane) {
-  T all[32];
-  exchange(&value, all, sizeof(T));
-  return all[lane % 32];
+  const Lanes& all = exchange(Collective::kShuffle, &value, sizeof(T));
+  std::memcpy(&value, all[lane % 32], sizeof(T));
+  return value;
 }
 inline unsigned lane() {
   return threadIdx.x % 32;
@@ -80,10 +73,9 @@ T __shfl_up_sync(unsigned, T value, unsigned by) {
 }
 inline unsigned __ballot_sync(unsigned, bool vote) {
   const unsigned mine = vote ? 1 : 0;
-  unsigned all[32];
-  emu::exchange(&mine, all, 4);
+  const emu::Lanes& all = emu::exchange(emu::Collective::kVote, &mine, 4);
   unsigned bits = 0;
-  for (unsigned i = 0; i < 32; ++i) bits |= all[i] << i;
+  for (unsigned i = 0; i < 32; ++i) bits |= unsigned{all[i][0]} << i;
   return bits;
 }
 inline bool __any_sync(unsigned mask, bool vote) {
@@ -91,6 +83,9 @@ inline bool __any_sync(unsigned mask, bool vote) {
 }
 inline void __syncwarp() {
   __ballot_sync(0, false);
+}
+inline void __syncthreads() {
+  emu::barrier(0, emu::block_threads());
 }
 template <class T>
 T __ldg(const T* p) {

@@ -1,34 +1,45 @@
-// device/ptx.cuh for the emulator: the same names, in C++. Copies and mbarriers do nothing, since
-// cold bodies stream no weights; loads check their alignment, as the hardware does.
+// device/ptx.cuh for the emulator: the same names, in C++. Accesses check their alignment, as the
+// hardware does.
 #pragma once
+#include "atomics.hpp"
 #include "cuda.hpp"
 #include "types.hpp"
 
 namespace gpurt {
 
-extern u8* emulated_shared;
-
 inline u32 shared_address(const void* p) {
-  return static_cast<u32>(static_cast<const u8*>(p) - emulated_shared);
+  return static_cast<u32>(static_cast<const u8*>(p) - emu::shared);
 }
 inline void pin(u32&) {}
 inline void pin(u64&) {}
-inline void mbarrier_init(u32, u32) {}
+inline void mbarrier_init(u32 barrier, u32 arrivals) {
+  emu::mbarrier_init(barrier, arrivals);
+}
 inline void fence_mbarrier_init() {}
-inline void mbarrier_arrive(u32) {}
-inline void mbarrier_arrive_expect(u32, u32) {}
-inline bool mbarrier_try_wait(u32, u32) {
-  return true;
+inline void mbarrier_arrive(u32 barrier) {
+  emu::mbarrier_arrive(barrier, 0);
 }
-inline bool mbarrier_try_wait_for(u32, u32, u32) {
-  return true;
+inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
+  emu::mbarrier_arrive(barrier, bytes);
 }
-inline bool mbarrier_test_wait(u32, u32) {
-  return true;
+inline bool mbarrier_try_wait(u32 barrier, u32 parity) {
+  return emu::mbarrier_wait(barrier, parity);
 }
-inline void bulk_copy_to_shared(u32, u64, u32, u32) {}
-inline void copy16_to_shared(u32, u64) {}
-inline void mbarrier_arrive_after_copies(u32) {}
+inline bool mbarrier_try_wait_for(u32 barrier, u32 parity, u32) {
+  return emu::mbarrier_wait(barrier, parity);
+}
+inline bool mbarrier_test_wait(u32 barrier, u32 parity) {
+  return emu::mbarrier_test(barrier, parity);
+}
+inline void bulk_copy_to_shared(u32 to, u64 from, u32 bytes, u32 barrier) {
+  emu::bulk_copy(to, reinterpret_cast<const void*>(from), bytes, barrier);
+}
+inline void copy16_to_shared(u32 to, u64 from) {
+  emu::copy16(to, reinterpret_cast<const void*>(from));
+}
+inline void mbarrier_arrive_after_copies(u32 barrier) {
+  emu::arrive_after_copies(barrier);
+}
 inline void fence_proxy_async() {}
 inline void fence_acq_rel_gpu() {}
 
@@ -42,7 +53,7 @@ T* aligned(u64 address) {
   return reinterpret_cast<T*>(address);
 }
 inline u64 in_shared(u32 address) {
-  return reinterpret_cast<u64>(emulated_shared) + address;
+  return reinterpret_cast<u64>(emu::shared) + address;
 }
 inline uint4 ld_relaxed_gpu_b128(u64 from) {
   return *aligned<const uint4>(from);
@@ -68,14 +79,14 @@ inline f32 ld_shared_f32(u32 from) {
 inline void st_shared_f32(u32 to, f32 value) {
   *aligned<f32>(in_shared(to)) = value;
 }
-inline void bar_sync(u32, u32 threads) {
-  emu::barrier(threads);
-}
-inline u32 clock_cycles_low() {
-  return 0;
+inline void bar_sync(u32 barrier, u32 threads) {
+  emu::barrier(barrier, threads);
 }
 inline u64 clock_cycles() {
-  return 0;
+  return clock_ns() * 2;
+}
+inline u32 clock_cycles_low() {
+  return static_cast<u32>(clock_cycles());
 }
 inline f32 f32_of_bf16(u32 bits) {
   return __uint_as_float(bits << 16);
@@ -110,23 +121,23 @@ inline f32 ex2_approx_ftz(f32 x) {
 
 // Fragments as the PTX manual lays them out for m16n8k16; sums in double, rounded once.
 inline void mma_m16n8k16_bf16(f32 (&d)[4], const uint4& a, u32 b0, u32 b1) {
-  struct Fragments {
-    u32 word[6];
+  const u32 mine[6] = {a.x, a.y, a.z, a.w, b0, b1};
+  const emu::Lanes& all = emu::exchange(emu::Collective::kMma, mine, sizeof mine);
+  const auto pair = [&](u32 lane, u32 word) {
+    u32 bits;
+    std::memcpy(&bits, all[lane] + 4 * word, 4);
+    return bits;
   };
-  const Fragments mine = {{a.x, a.y, a.z, a.w, b0, b1}};
-  Fragments all[32];
-  emu::exchange(&mine, all, sizeof mine);
   const u32 lane = emu::lane();
   for (u32 i = 0; i < 4; ++i) {
     const u32 row = lane / 4 + 8 * (i / 2);
     const u32 column = 2 * (lane % 4) + i % 2;
     double sum = d[i];
-    for (u32 k = 0; k < 16; ++k) {
-      const u32 left = all[(row % 8) * 4 + (k % 8) / 2].word[row / 8 + 2 * (k / 8)];
-      const u32 right = all[column * 4 + (k % 8) / 2].word[4 + k / 8];
-      const u32 shift = k % 2 * 16;
-      sum += static_cast<double>(f32_of_bf16((left >> shift) & 0xFFFF)) *
-             static_cast<double>(f32_of_bf16((right >> shift) & 0xFFFF));
+    for (u32 k = 0; k < 16; k += 2) {
+      const u32 left = pair((row % 8) * 4 + (k % 8) / 2, row / 8 + 2 * (k / 8));
+      const u32 right = pair(column * 4 + (k % 8) / 2, 4 + k / 8);
+      sum += f32_of_bf16(left & 0xFFFF) * static_cast<double>(f32_of_bf16(right & 0xFFFF));
+      sum += f32_of_bf16(left >> 16) * static_cast<double>(f32_of_bf16(right >> 16));
     }
     d[i] = static_cast<f32>(sum);
   }

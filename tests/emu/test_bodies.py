@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.emu.emulator import EmulatedTask
-
 MODULES = {
     name: importlib.import_module(f"tests.gpu.{name}")
     for name in (
@@ -43,12 +41,10 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
 
 
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The modules' runners build for the CPU, and forget it afterwards."""
+def forgotten(emulated: None) -> Iterator[None]:
+    """The modules' runners are built for the emulated GPU, and forgotten afterwards."""
+    del emulated
     runners = [m.runner for m in MODULES.values() if hasattr(m.runner, "cache_clear")]
-    for module in MODULES.values():
-        if hasattr(module, "OneTask"):
-            monkeypatch.setattr(module, "OneTask", EmulatedTask)
     for runner in runners:
         runner.cache_clear()
     yield

@@ -14,6 +14,7 @@ REFERENCE_TESTS = [
     "test_references.py",
     "test_smollm2_live.py",
     "test_train_release.py",
+    "test_train_run.py",
     "test_train_target.py",
 ]
 if find_spec("torch") is None or find_spec("transformers") is None:

@@ -36,16 +36,24 @@ DRAFT = "draft"
 _FLOAT32 = ("mlp.gate.weight", "e_score_correction_bias", "residual_gate.gate")
 
 
-def export(run: Path, folder: Path) -> int:
-    """Write the release. Returns its size in bytes. Raises: ValueError for that being too much."""
+def export(run: Path, folder: Path, *, plain: bool = False) -> int:
+    """Write the release. Returns its size in bytes. Raises: ValueError for that being too much.
+
+    plain: experts in bf16 like the rest. Larger than a release may be: to go on from, and to see
+    what NVFP4 costs.
+    """
     recipe = read_recipe(run)
     if recipe is None or not (run / "target.pt").exists():
         msg = f"no checkpoint of a target - at {run}"
         raise ValueError(f"{msg} - train one: python -m tools.train.target {run}")
     folder.mkdir(parents=True, exist_ok=True)
     weights = _weights(run / "target.pt")
-    save_file(target_tensors(recipe, weights), folder / "model.safetensors", {"format": "pt"})
-    _write_json(folder / "config.json", hf_config(recipe))
+    config = hf_config(recipe)
+    if plain:
+        del config["quantization_config"]
+    tensors = target_tensors(recipe, weights, quantised=() if plain else quantised_layers(recipe))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    _write_json(folder / "config.json", config)
     stop = {"eos_token_id": [SPECIAL.index(CHANNELS.eot)], "do_sample": False}
     _write_json(folder / "generation_config.json", stop)
     shutil.copyfile(run / "tokenizer.json", folder / "tokenizer.json")
@@ -53,7 +61,7 @@ def export(run: Path, folder: Path) -> int:
     if (run / "draft.pt").exists():
         export_draft(run, folder / DRAFT, recipe)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if size > SIZE_MAX_BYTES:
+    if size > SIZE_MAX_BYTES and not plain:
         msg = f"the release has {size:,} bytes - at {folder}"
         raise ValueError(f"{msg} - {SIZE_MAX_BYTES:,} is the most: take a smaller recipe")
     return size
@@ -71,17 +79,19 @@ def export_draft(run: Path, folder: Path, recipe: Recipe) -> None:
     _write_json(folder / "config.json", draft_hf_config(recipe))
 
 
-def target_tensors(recipe: Recipe, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every tensor as the release stores it: experts of the inner layers in NVFP4, router, router
-    bias and residual gates in float32, the rest in bf16.
+def target_tensors(
+    recipe: Recipe, weights: Mapping[str, torch.Tensor], *, quantised: Sequence[int]
+) -> dict[str, torch.Tensor]:
+    """Every tensor as it is stored: experts of `quantised` layers in NVFP4, router, router bias and
+    residual gates in float32, the rest in bf16.
     """
-    quantised = [f"{PREFIX}.layers.{i}.mlp.experts." for i in quantised_layers(recipe)]
+    inner = tuple(f"{PREFIX}.layers.{i}.mlp.experts." for i in quantised)
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in target_config(recipe).tensors().items():
         _check(name, weights, shape)
         w = weights[name].detach().cpu()
         half = name.rsplit(".", 1)[-1]
-        if name.startswith(tuple(quantised)) and half in ("gate_up_proj", "down_proj"):
+        if name.startswith(inner) and half in ("gate_up_proj", "down_proj"):
             stored = packed(w, 2 if half == "gate_up_proj" else 1)
             second = stored.second if half == "gate_up_proj" else stored.second[:, 0]
             tensors[name] = stored.codes.contiguous()
@@ -114,9 +124,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--bf16", action="store_true", help="nothing in NVFP4: larger")
     options = parser.parse_args(arguments)
-    size = export(options.run, options.folder)
-    print(f"wrote {options.folder}: {size:,} bytes of {SIZE_MAX_BYTES:,}")
+    size = export(options.run, options.folder, plain=options.bf16)
+    print(f"wrote {options.folder}: {size:,} bytes, a release has {SIZE_MAX_BYTES:,} at most")
     return 0
 
 

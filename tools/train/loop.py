@@ -86,9 +86,10 @@ def train(job: Job, folder: Path, limits: Limits) -> bool:
             done = step + 1 == job.steps
             stop = done or asked.stop or limits.up()
             if stop or time.monotonic() - saved > _SAVE_EVERY_S:
-                figures = job.probe() if limits.probe else {}
+                log.show(step, {})
                 save(job, path, step + 1)
-                log.show(step, figures)
+                if limits.probe:
+                    log.show(step, job.probe())
                 saved = time.monotonic()
             if stop:
                 break
@@ -125,9 +126,9 @@ class Log:
 
     def __init__(self, job: Job, folder: Path, start: int) -> None:
         self._job, self._file = job, folder / f"{job.name}.jsonl"
-        self._first = self._since = start
+        self._since = start
         self._at = time.monotonic()
-        self._wait_s = 0.0
+        self._wait_s = self._step_s = 0.0
         self._sums: dict[str, torch.Tensor] = {}
 
     def waited(self, seconds: float) -> None:
@@ -147,26 +148,28 @@ class Log:
         count = step + 1 - self._since
         if not count and not extra:
             return
-        means = {name: float(value) / max(1, count) for name, value in self._sums.items()}
         elapsed = max(1e-9, time.monotonic() - self._at)
-        rate = count * self._job.tokens_per_step / elapsed
-        line = {"step": step + 1, **means, "tokens_per_second": round(rate)}
-        peak = self._peak()
-        if peak:
-            line["mfu"] = count * self._job.flops_per_step / elapsed / peak
-        line["waiting_for_data"] = self._wait_s / elapsed
+        line: dict[str, float] = {"step": step + 1}
+        if count:
+            line |= {name: float(value) / count for name, value in self._sums.items()}
+            line["tokens_per_second"] = round(count * self._job.tokens_per_step / elapsed)
+            if self._peak():
+                line["mfu"] = count * self._job.flops_per_step / elapsed / self._peak()
+            line["waiting_for_data"] = self._wait_s / elapsed
         line |= extra
         with self._file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line) + "\n")
-        self._print(step + 1, line, elapsed / max(1, count))
+        if count:
+            self._step_s = elapsed / count
+        self._print(step + 1, line)
         self._since, self._at, self._wait_s, self._sums = step + 1, time.monotonic(), 0.0, {}
 
-    def _print(self, done: int, line: Mapping[str, float], step_s: float) -> None:
+    def _print(self, done: int, line: Mapping[str, float]) -> None:
         steps = self._job.steps
         filled = _BAR_CELLS * done // steps
         bar = "#" * filled + "." * (_BAR_CELLS - filled)
         words = [f"{k} {v:,.0f}" if v > 100 else f"{k} {v:.4g}" for k, v in line.items()]
-        left = (steps - done) * step_s
+        left = (steps - done) * self._step_s
         print(f"{self._job.name} [{bar}] {left:.0f} s left; {', '.join(words)}", flush=True)
 
     def _peak(self) -> float:

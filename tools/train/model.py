@@ -99,12 +99,14 @@ class Target(nn.Module):
         config, weights = self.config, self.used()
         table = weights[f"{PREFIX}.embed_tokens.weight"]
         s = rms(functional.embedding(inputs.ids, table), config.eps)
+        # Fused for training alone: probes have other shapes, and a program for each takes long.
+        run = self._layer if torch.is_grad_enabled() else self.layer
         streams, loads = [], []
         for layer in range(config.layers):
             theta = config.thetas[layer]
             rope = getattr(self, f"rope_{theta:g}")[inputs.position] if theta else None
             own = layer_weights(weights, layer)
-            s, load = self._layer(own, s, rope, inputs.seen[config.windows[layer]])
+            s, load = run(own, s, rope, inputs.seen[config.windows[layer]])
             loads.append(load)
             if layer in taps:
                 streams.append(s)

@@ -7,6 +7,7 @@ what stops a run and README.md for the order of commands.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from torch.nn import functional
 from gpurt.graphs.muse_spark import PREFIX
 from tools.train.data import Batch, Shape
 from tools.train.dialogue import Exchange
-from tools.train.loop import STOPPED_EXIT_CODE, Limits, train
+from tools.train.loop import STOPPED_EXIT_CODE, Limits, save, train
 from tools.train.model import EXPERTS, Inputs, Target, masks
 from tools.train.optimiser import Optimiser, rate_scale
 from tools.train.problem import make
@@ -36,6 +37,7 @@ from tools.train.recipe import (
 )
 from tools.train.text import PROMPT_WEIGHT, Encoder, train_tokenizer
 
+SETTINGS = "settings.json"  # how to compute here, as probe.py found; not what
 _PROBES, _PROBES_CPU = 512, 32  # held-out problems
 
 
@@ -137,6 +139,17 @@ def target_model(recipe: Recipe, device: str, experts: str = "dense") -> Target:
     return model.to(device)
 
 
+def load_weights(model: Target, folder: Path) -> None:
+    """Begin with the weights of a model folder, quantised or not."""
+    from gpurt.graphs.reference.muse_spark import dequantised
+    from gpurt.loaders import load_model
+
+    found = dequantised(load_model(folder).weights)
+    with torch.no_grad():
+        for name, tensor in model.tensors.items():
+            tensor.copy_(found[name])
+
+
 def on_device(
     batch: Batch, model: Target, device: torch.device
 ) -> tuple[Inputs, torch.Tensor, torch.Tensor]:
@@ -207,20 +220,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--recipe", choices=RECIPES, default="nano")
-    parser.add_argument("--steps", type=int, help="of a new run; the recipe's by default")
+    parser.add_argument("--steps", type=int, help="of a new run; 0 with --weights: as they are")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop and save after these")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--experts", choices=EXPERTS, default="dense")
+    parser.add_argument("--experts", choices=EXPERTS, help="default: as probe.py found, or dense")
     parser.add_argument("--compile", action="store_true", help="fuse layers with torch.compile")
+    parser.add_argument("--weights", type=Path, help="a new run's first weights: a model folder")
     parser.add_argument("--workers", type=int, help="processes that make data")
     options = parser.parse_args(arguments)
     recipe = RECIPES[options.recipe]
-    if options.steps:
+    if options.steps is not None:
         recipe = replace(recipe, steps=options.steps)
     recipe = begin_run(options.run, recipe)
+    settings = {"experts": options.experts or "dense", "compile": options.compile}
+    if (options.run / SETTINGS).exists() and not (options.experts or options.compile):
+        settings = json.loads((options.run / SETTINGS).read_text(encoding="utf-8"))
     job = TargetJob(
-        recipe, options.run, options.device, experts=options.experts, fused=options.compile
+        recipe,
+        options.run,
+        options.device,
+        experts=settings["experts"],
+        fused=settings["compile"],
     )
+    if options.weights is not None and not (options.run / "target.pt").exists():
+        load_weights(job.model, options.weights)
+        save(job, options.run / "target.pt", 0)
     total, active = parameters_in_use(job.model.config)
     print(f"target {recipe.name}: {total:,} parameters, {active:,} in use for a token")
     done = train(job, options.run, Limits(options.minutes, options.workers))

@@ -1,4 +1,4 @@
-"""The command line: gpurt run, chat, trace, plan, bench, doctor. Entry point: `main`.
+"""The command line: gpurt run, chat, trace, plan, bench, tune, doctor. Entry point: `main`.
 
 What goes wrong on purpose (GpurtError, bad usage) is ONE line on stderr and exit code 2; Ctrl-C is
 exit code 130. Only a bug shows a traceback. Results go to stdout, all else to stderr.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import gpurt
-from gpurt.cli_bench import bench
+from gpurt.cli_bench import bench, tune
 from gpurt.cli_trace import trace_app
 from gpurt.errors import CacheWarning, ConfigError, GpurtError, TraceError
 from gpurt.loaders import DEFAULT_MODEL
@@ -41,6 +41,7 @@ app = typer.Typer(
 
 app.add_typer(trace_app, name="trace")
 app.command()(bench)
+app.command()(tune)
 
 ModelName = Annotated[
     str, typer.Option("--model", help="nano, smollm2, a .gguf file, or a Hugging Face folder.")
@@ -48,7 +49,7 @@ ModelName = Annotated[
 Device = Annotated[str, typer.Option(help="auto, host, cuda or cuda:N.")]
 Workers = Annotated[int | None, typer.Option(help="Threads or SMs; default: all.")]
 PolicyText = Annotated[
-    str, typer.Option("--policy", help="static, claim, ready, or OPERATOR=POLICY,...")
+    str, typer.Option("--policy", help="static, claim, ready, auto, or OPERATOR=POLICY,...")
 ]
 Edges = Annotated[str, typer.Option(help="counter, payload or auto.")]
 Rows = Annotated[int | None, typer.Option(help="Rows of one step; default 16.")]
@@ -193,16 +194,16 @@ def plan(
     """Print a model's plan for a device, present or not."""
     from gpurt.config import check_edges, check_policy, plan_target
     from gpurt.loaders import load_model
-    from gpurt.planner import plan as make_plan
+    from gpurt.profiles import plan_with
     from gpurt.progress import ProgressBars
     from gpurt.serving import model_graph
 
-    target = plan_target(device, workers, team_warps)
+    target, name = plan_target(device, workers, team_warps)
     chosen, kind_of_edges = check_policy(parse_policy(policy)), check_edges(edges)
     with ProgressBars() as bars:
         loaded = load_model(model, bars)
         graph = model_graph(loaded, target.kind, rows=rows, context=context, draft=draft)
-        made = make_plan(graph, target, policy=chosen, edges=kind_of_edges, progress=bars)
+        made = plan_with(graph, target, name, chosen, kind_of_edges, bars)
     if save is not None:
         made.save(save)
         _note(f"wrote {save}")

@@ -18,7 +18,7 @@ from gpurt.errors import ConfigError, DeviceError
 
 PolicyName = Literal["static", "claim", "ready"]
 EdgeChoice = Literal["counter", "payload", "auto"]
-PolicyChoice = PolicyName | Mapping[str, PolicyName]
+PolicyChoice = PolicyName | Literal["auto"] | Mapping[str, PolicyName]
 
 POLICIES = ("static", "claim", "ready")
 EDGES = ("counter", "payload", "auto")
@@ -161,11 +161,11 @@ def resolve(
 
 
 def check_policy(policy: str | Mapping[str, str]) -> PolicyChoice:
-    """One policy, or operators and their policies. Raises: ConfigError for an unknown one."""
+    """One policy, `auto`, or operators and their policies. Raises: ConfigError."""
     choices = [policy] if isinstance(policy, str) else list(policy.values())
     for choice in choices:
-        if choice not in POLICIES:
-            known = ", ".join(POLICIES)
+        if choice not in POLICIES and policy != "auto":
+            known = ", ".join((*POLICIES, "auto") if isinstance(policy, str) else POLICIES)
             raise ConfigError(f"policy is {choice!r} - at Runtime - use one of {known}")
     return cast("PolicyChoice", policy)
 
@@ -177,16 +177,19 @@ def check_edges(edges: str) -> EdgeChoice:
     return cast("EdgeChoice", edges)
 
 
-def plan_target(device: str, workers: int | None, team_warps: int = 16) -> Target:
-    """The Target of `gpurt plan --device`: this machine's, or a known GPU's by name.
+def plan_target(device: str, workers: int | None, team_warps: int = 16) -> tuple[Target, str]:
+    """The Target of `gpurt plan --device`, and the device's own name: this machine's, or a known
+    GPU's by name.
 
     Raises: DeviceError, ConfigError.
     """
     if device in KNOWN_TARGETS:
         sms, arch, smem_bytes, l2_bytes = KNOWN_TARGETS[device]
         count = sms if workers is None else workers
-        return Target("cuda", count, team_warps, arch, smem_bytes, l2_bytes)
-    return resolve(device, workers=workers, team_warps=team_warps).target
+        target = Target("cuda", count, team_warps, arch, smem_bytes, l2_bytes)
+        return target, f"NVIDIA {device.upper()}"
+    config = resolve(device, workers=workers, team_warps=team_warps)
+    return config.target, config.device_name
 
 
 def host_workers() -> int:

@@ -105,6 +105,7 @@ def examine() -> Report:
         native,
         *cuda_checks,
         _cache(),
+        _profiles(),
         *_packages(),
         _environment(),
     )
@@ -189,6 +190,22 @@ def _cache() -> Check:
         hint = "set GPURT_CACHE_DIR to a folder that can be written; until then nothing is kept"
         return Check("cache folder", None, f"{folder}: {error.strerror or error}", hint)
     return Check("cache folder", True, str(folder))
+
+
+def _profiles() -> Check:
+    """What `--policy auto` would find."""
+    from gpurt.profiles import all_profiles, profiles_folder
+
+    try:
+        found = all_profiles()
+    except ConfigError as error:
+        return Check("profiles", False, str(error))
+    if not found:
+        hint = "gpurt tune --model NAME measures one for --policy auto"
+        return Check("profiles", None, f"none in {profiles_folder()}", hint)
+    last = max(found, key=lambda profile: profile.made)
+    where = f"{last.key.model}, {last.key.rows} rows, {last.key.device}"
+    return Check("profiles", True, f"{len(found)}; the newest: {where}: {last}")
 
 
 def _packages() -> list[Check]:

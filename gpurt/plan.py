@@ -190,7 +190,8 @@ class Plan:
     """What an executor runs. lists[worker][segment]: task indices, () unless it is static.
 
     rows, slots, context, vocab: bounds of one step, as in Graph. variants: ascending by rows; ()
-    if there is one, of `rows` rows and all tasks: see `step_variants`.
+    if there is one, of `rows` rows and all tasks: see `step_variants`. profile: with policy `auto`,
+    where policy and edges come from.
     """
 
     version: int
@@ -209,6 +210,7 @@ class Plan:
     edges: tuple[PlanEdge, ...] = field(repr=False)
     payload_set_bytes: int = 0
     variants: tuple[PlanVariant, ...] = ()
+    profile: str = ""
 
     def check(self) -> None:
         """Prove the plan. Raises: PlanError naming the task, what is wrong and what to do."""
@@ -361,6 +363,7 @@ def _to_wire(plan: Plan) -> dict[str, Any]:
         "edges": [_row(e) for e in plan.edges],
         "payload_set_bytes": plan.payload_set_bytes,
         "variants": [_row(v) for v in plan.variants],
+        "profile": plan.profile,
     }
 
 
@@ -396,4 +399,5 @@ def _from_wire(wire: dict[str, Any]) -> Plan:
         edges=tuple(PlanEdge(*row) for row in wire["edges"]),
         payload_set_bytes=wire["payload_set_bytes"],
         variants=tuple(PlanVariant(*row) for row in wire.get("variants", ())),
+        profile=wire.get("profile", ""),
     )

@@ -41,8 +41,9 @@ class Runtime:
     """One device and the graphs loaded on it. Thread-safe; use with `with`, or call `close()`.
 
     device: "auto" takes a usable GPU, else "host"; or "cuda:0". workers: SMs or threads, all by
-    default. policy: static, claim, ready, or {operator or body: policy}. edges: counter, payload,
-    auto. team_warps: warps of a worker on a GPU, 16 or 1.
+    default. policy: static, claim, ready, {operator or body: policy}, or auto: what `gpurt tune`
+    measured for this device and graph, else static. edges: counter, payload, auto. team_warps:
+    warps of a worker on a GPU, 16 or 1.
     linger_ms: how long the kernel stays after its last request. residency_ms: after this long it
     ends between two requests, so that other work on the GPU gets its turn; 0 sets no limit.
     resident: it stays until `close()`. A resident kernel takes every second time slice from other
@@ -267,10 +268,10 @@ def _write_trace(session: Session, path: Path) -> None:
 
 
 def _make_plan(graph: Graph, config: RuntimeConfig, progress: Progress | None) -> Plan:
-    from gpurt.planner import plan as make_plan
+    from gpurt.profiles import plan_with
 
-    return make_plan(
-        graph, config.target, policy=config.policy, edges=config.edges, progress=progress
+    return plan_with(
+        graph, config.target, config.device_name, config.policy, config.edges, progress
     )
 
 

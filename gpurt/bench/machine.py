@@ -83,7 +83,7 @@ def cuda_machine() -> Machine:
     if not probe.usable:
         raise UnavailableError(f"no usable GPU: {probe.reason}")
     bandwidth = copy_bandwidth()
-    target = plan_target("cuda:0", None)
+    target, _ = plan_target("cuda:0", None)
     return _machine("cuda", probe.name, target, _driver_version(), _gpu_clocks(), bandwidth)
 
 

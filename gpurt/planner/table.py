@@ -24,6 +24,7 @@ def plan_table(plan: Plan, bandwidth_bytes_per_s: float = 0.0) -> str:
         _totals(plan, bandwidth_bytes_per_s),
         _operators(plan),
         _segments(plan),
+        f"profile: {plan.profile}" if plan.profile else "",
         _edges(plan),
         _load(plan),
         _memory(plan),

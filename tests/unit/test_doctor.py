@@ -124,9 +124,10 @@ def test_known_variables_are_read():
 
 
 def test_plan_target_knows_gpus_that_are_not_here():
-    assert plan_target("h200", None).workers == 132
-    assert plan_target("b200", 7).arch == "sm_100a"
-    assert plan_target("host", 5) == Target("host", 5)
+    target, name = plan_target("h200", None)
+    assert (target.workers, name) == (132, "NVIDIA H200")
+    assert plan_target("b200", 7)[0].arch == "sm_100a"
+    assert plan_target("host", 5)[0] == Target("host", 5)
 
 
 def test_worker_count_follows_the_quota_of_the_container(monkeypatch):

@@ -1,0 +1,251 @@
+"""Tune: measures which policy each kind of operator likes best on this device, and which edges.
+
+Coordinate descent: from all-static, one operator's policy (or the edges) is changed at a time, and
+a change is kept if it gains more than the noise of its own measurement. Best first: operators in
+the order of the time they take. A candidate is measured in pairs with the best so far, in
+alternating order, so that a drifting clock or another process reaches both. In the end the choice
+is measured against the default once more, and dropped if that gain is within its noise.
+
+    trial   pairs of (best, candidate) -> ratios -> median gain, standard error of the median
+    keep    gain > 2 errors, and more than MIN_GAIN
+
+Bits do not depend on the choice, so nothing but time is compared.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+from gpurt.config import POLICIES
+from gpurt.graph import Graph
+from gpurt.plan import Plan
+from gpurt.profiles import DEFAULT_POLICY, Key, Profile
+from gpurt.runtime import Runtime
+
+MIN_GAIN = 0.01  # less is not worth another plan
+ERRORS = 2.0  # a gain must exceed so many standard errors
+MEDIAN_FACTOR = 1.25  # standard error of a median over that of a mean
+PAIRS = 7
+FINAL_PAIRS = 15
+
+
+class Sampler(Protocol):
+    """One choice, loaded."""
+
+    def sample(self) -> float:
+        """Microseconds of a step, now."""
+
+    def close(self) -> None:
+        """Give the device back."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Policies by operator name, the rest static; and the kind of edges."""
+
+    policy: tuple[tuple[str, str], ...] = ()
+    edges: str = "auto"
+
+    def with_policy(self, operator: str, policy: str) -> Choice:
+        """The same with one operator changed."""
+        kept = [(name, value) for name, value in self.policy if name != operator]
+        if policy != DEFAULT_POLICY:
+            kept.append((operator, policy))
+        return Choice(tuple(kept), self.edges)
+
+    def __str__(self) -> str:
+        """As in `attention=ready, edges payload`."""
+        chosen = ", ".join(f"{name}={value}" for name, value in self.policy)
+        return f"{chosen or 'all static'}, edges {self.edges}"
+
+
+class Decoding:
+    """Decoding under one choice, timed on the device's clock; no kernel stays between samples."""
+
+    def __init__(
+        self, graph: Graph, device: str, workers: int, choice: Choice, tokens: int
+    ) -> None:
+        """Plan and load. tokens: of one sample, two or more. Raises: GpurtError."""
+        policy = dict(choice.policy) or DEFAULT_POLICY
+        self._graph, self._tokens = graph, tokens
+        self._runtime = Runtime(
+            device, workers=workers, policy=policy, edges=choice.edges, residency_ms=0
+        )
+        try:
+            self.plan = self._runtime.prepare(graph)
+        except BaseException:
+            self._runtime.close()
+            raise
+
+    def sample(self) -> float:
+        """One request of a few prompt tokens."""
+        prompt = range(min(8, self._graph.context - self._tokens, self._graph.vocab))
+        request = self._runtime.submit(
+            self._graph, list(prompt), max_tokens=self._tokens, ignore_eos=True
+        )
+        request.result()
+        timing = request.timing
+        self._runtime.park()
+        return (timing.end_ns - timing.first_token_ns) / 1e3 / (len(request.tokens) - 1)
+
+    def close(self) -> None:
+        """Free the device."""
+        self._runtime.close()
+
+
+def operators_of(plan: Plan) -> list[str]:
+    """Names of the graph's operators, dearest first by the planner's model."""
+    cost: dict[str, int] = {}
+    generated = ("noop", "rearm", "advance")
+    for task in plan.tasks:
+        op = plan.operators[task.op]
+        if op.body not in generated:
+            cost[op.name] = cost.get(op.name, 0) + task.cost_ns
+    return sorted(cost, key=lambda name: -cost[name])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate beside the best so far. gain, noise: shares of a step's time."""
+
+    choice: Choice
+    us: float
+    best_us: float
+    gain: float
+    noise: float
+    kept: bool
+
+    def __str__(self) -> str:
+        """One line."""
+        verdict = "kept" if self.kept else "no"
+        times = f"{self.us:.1f} us, best so far {self.best_us:.1f}"
+        return f"{self.choice}: {times}, {self.gain:+.1%} (noise {self.noise:.1%}) {verdict}"
+
+
+@dataclass
+class Tuner:
+    """One search. open: loads a choice. seconds: when no further trial begins.
+
+    now: a clock in seconds. tell: called with each trial as it ends.
+    """
+
+    open: Callable[[Choice], Sampler]
+    operators: Sequence[str]
+    edges: Sequence[str] = ("auto",)
+    seconds: float = 60.0
+    pairs: int = PAIRS
+    final_pairs: int = FINAL_PAIRS
+    now: Callable[[], float] = time.monotonic
+    tell: Callable[[Trial], None] | None = None
+    trials: list[Trial] = field(default_factory=list)
+
+    def run(self) -> tuple[Choice, Trial | None]:
+        """The best choice, and its last trial against the default; None if nothing was better."""
+        deadline = self.now() + self.seconds
+        best, sampler = Choice(edges=self.edges[0]), None
+        default = best
+        try:
+            sampler = self.open(best)
+            for candidate_of in self._changes():
+                if self.now() >= deadline:
+                    break
+                candidate = candidate_of(best)
+                if candidate == best:
+                    continue
+                other = self.open(candidate)
+                kept = self._try(candidate, other, sampler)
+                if kept:
+                    sampler, other, best = other, sampler, candidate
+                other.close()
+            if best == default:
+                return default, None
+            return self._confirm(best, sampler, default)
+        finally:
+            if sampler is not None:
+                sampler.close()
+
+    # ---- helpers -----------------------------------------------------------------------------
+    def _changes(self) -> Iterator[Callable[[Choice], Choice]]:
+        """What is tried, in order: all operators at once, edges, then operator by operator."""
+        for policy in POLICIES:
+            yield partial(self._all, policy)
+        for edges in self.edges[1:]:
+            yield partial(replace, edges=edges)
+        for operator in self.operators:
+            for policy in POLICIES:
+                yield partial(Choice.with_policy, operator=operator, policy=policy)
+
+    def _all(self, policy: str, best: Choice) -> Choice:
+        for operator in self.operators:
+            best = best.with_policy(operator, policy)
+        return best
+
+    def _try(self, choice: Choice, candidate: Sampler, best: Sampler) -> bool:
+        trial = _compare(choice, candidate, best, self.pairs)
+        self._note(trial)
+        return trial.kept
+
+    def _note(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        if self.tell is not None:
+            self.tell(trial)
+
+    def _confirm(
+        self, best: Choice, sampler: Sampler, default: Choice
+    ) -> tuple[Choice, Trial | None]:
+        """Against the default once more: of many trials one is lucky."""
+        base = self.open(default)
+        try:
+            trial = _compare(best, sampler, base, self.final_pairs)
+        finally:
+            base.close()
+        self._note(trial)
+        return (best, trial) if trial.kept else (default, None)
+
+
+def profile_of(key: Key, choice: Choice, trial: Trial | None, tuner: Tuner, commit: str) -> Profile:
+    """What the search found, to be saved."""
+    made = datetime.datetime.now(datetime.UTC).replace(microsecond=0, tzinfo=None).isoformat()
+    base = tuner.trials[0].best_us if tuner.trials else 0.0
+    return Profile(
+        key=key,
+        policy=dict(choice.policy),
+        edges=choice.edges,
+        default_us=base if trial is None else trial.best_us,
+        us=base if trial is None else trial.us,
+        gain=0.0 if trial is None else trial.gain,
+        noise=max((t.noise for t in tuner.trials), default=0.0) if trial is None else trial.noise,
+        made=made,
+        commit=commit,
+        trials=tuple(str(t) for t in tuner.trials),
+    )
+
+
+def _compare(choice: Choice, candidate: Sampler, best: Sampler, pairs: int) -> Trial:
+    """Pairs in alternating order; the first one warms both up and is dropped."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    for turn in range(pairs + 1):
+        order = ((candidate, ours), (best, theirs))
+        for sampler, times in order if turn % 2 else order[::-1]:
+            times.append(sampler.sample())
+    ours, theirs = ours[1:], theirs[1:]
+    gains = [1 - a / b for a, b in zip(ours, theirs, strict=True)]
+    gain, noise = statistics.median(gains), _noise(gains)
+    kept = gain > max(MIN_GAIN, ERRORS * noise)
+    return Trial(choice, statistics.median(ours), statistics.median(theirs), gain, noise, kept)
+
+
+def _noise(gains: Sequence[float]) -> float:
+    """Standard error of their median, from the middle half: one interruption says little."""
+    if len(gains) < 2:
+        return math.inf
+    low, _, high = statistics.quantiles(gains, n=4)
+    return MEDIAN_FACTOR * (high - low) / 1.349 / math.sqrt(len(gains))

@@ -66,9 +66,11 @@ def test_a_document_begins_with_the_prompt_that_gpurt_makes(path, encoder):
 def test_a_reply_reads_back_as_reasoning_and_answer(encoder):
     document = encoder.document([TALK])
     stream = CHANNELS.stream(encoder.tokenizer)
-    text = "".join(stream.push(int(token)) for token in document.ids[document.reply])
-    assert text == f"[reasoning]\n{TALK.thought}\n\n[answer]\n{TALK.answer}"
-    assert stream.answer == TALK.answer
+    said = {"reasoning": "", "answer": "", "": ""}
+    for token in document.ids[document.reply]:
+        text = stream.push(int(token))
+        said[stream.channel] += text
+    assert said == {"reasoning": TALK.thought, "answer": TALK.answer, "": ""}
     assert document.ids[-1] == encoder.special(CHANNELS.eot)
 
 

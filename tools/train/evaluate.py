@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpurt.channels import ChannelFormat
+from gpurt.channels import ANSWER, ChannelFormat
 from gpurt.loaders import load_model
 from gpurt.loaders.nano import nano_path
 from gpurt.runtime import Runtime
@@ -101,11 +101,12 @@ def answer_text(model: Model, tokens: Sequence[int]) -> str:
     """What the reply says to the user, without the reasoning."""
     assert model.tokenizer is not None
     assert isinstance(model.chat, ChannelFormat)
-    stream = model.chat.stream(model.tokenizer)
+    stream, said = model.chat.stream(model.tokenizer), []
     for token in tokens:
-        stream.push(token)
-    stream.finish()
-    return stream.answer
+        text = stream.push(token)
+        if stream.channel == ANSWER:
+            said.append(text)
+    return "".join(said)
 
 
 def summary(groups: Sequence[Group], model: Model, runtime: Runtime) -> dict[str, Any]:

@@ -37,13 +37,14 @@ enum SlotKind : u32 { kSlotTask = 0, kSlotSkip = 1, kSlotLeave = 2 };
 struct alignas(16) Slot {
   TaskRecord record;
   u64 step;
-  u64 round;  // of the step's variant
-  u64 begin;  // cycles of this SM: the team turned to this task
-  u32 met;    // low word of the same clock: its edges were met
-  u32 end;    // the same: after its last store
-  u32 stall;  // cycles spent waiting for the weight stream
-  u32 kind;   // SlotKind
-  u64 reserved;
+  u64 round;   // of the step's variant
+  u64 begin;   // cycles of this SM: the team turned to this task
+  u32 met;     // low word of the same clock: its edges were met
+  u32 end;     // the same: after its last store
+  u32 stall;   // cycles spent waiting for the weight stream
+  u32 kind;    // SlotKind
+  u32 is_met;  // 1: taken from a `ready` queue, so its edges are met
+  u32 reserved;
 };
 static_assert(sizeof(Slot) == 304);
 

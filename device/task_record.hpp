@@ -45,6 +45,7 @@ enum TaskFlags : u16 {
   kTaskRearm = 8,          // refills payload buffers with the sentinel
   kTaskDecides = 16,       // after its body: scheduler/dynamic.hpp, by the Decision it names
   kTaskExpertStream = 32,  // streams an expert's weights, which one is known at run time
+  kTaskWakes = 64,         // a counter that it signals has successors
 };
 
 // Where such tasks keep what no body reads: the last parameters and addresses of the record.
@@ -109,11 +110,14 @@ constexpr u32 kVariantsPerPlan = 4;  // rows ascend
 // What a signal on a counter does besides counting: dependents under the `ready` policy.
 struct CounterInfo {
   u32 signals_per_step;
-  u32 successor_begin;  // into Program::successors (task indices)
+  u32 successor_begin;  // into Program::successors (task indices, maybe with kOnlyWait)
   u32 successor_count;
   u32 reserved;
 };
 static_assert(sizeof(CounterInfo) == 16);
+
+// On a successor: the counter is all that it waits for, so nobody counts its arrivals.
+constexpr u32 kOnlyWait = 0x80000000u;
 
 // Head and tail of one segment's queue, each alone in its line.
 struct alignas(64) Cursor {

@@ -16,6 +16,8 @@ SIGNALS_PER_TASK = 4
 ADDRS_PER_TASK = 10
 PARAMS_PER_TASK = 20
 PUBLISHED_PER_DECISION = 4
+# On a successor: the counter is all that it waits for (kOnlyWait).
+ONLY_WAIT = 0x80000000
 # Where the tasks of TaskFlags.DECIDES and EXPERT_STREAM keep what no body reads.
 PARAM_DECISION = PARAMS_PER_TASK - 1
 PARAM_EXPERT_SIGNALS = PARAMS_PER_TASK - 3
@@ -70,6 +72,7 @@ class TaskFlags(IntFlag):
     REARM = 8
     DECIDES = 16
     EXPERT_STREAM = 32
+    WAKES = 64
 
 
 class Policy(IntEnum):

@@ -54,6 +54,7 @@ struct Loader {
     slot.step = step;
     slot.round = source.round;
     slot.kind = kSlotTask;
+    slot.is_met = source.policy == kPolicyReady ? 1 : 0;
     const u64 record = gpurt_program.records + u64{task} * sizeof(TaskRecord);
 #pragma unroll
     for (u32 i = 0; i < sizeof(TaskRecord) / 16; ++i)

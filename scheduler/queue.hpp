@@ -2,6 +2,7 @@
 //
 //   signal(counter) -> the counter reaches its round's target -> for each `ready` successor:
 //   arrived[task] + 1 -> it reaches wait_count * round -> push(task): slot[tail + 1] = task
+//   (a successor that waits for nothing else is pushed at once: kOnlyWait)
 //
 // The finishing worker itself pushes; no scheduler block stands between. Every add on the way is
 // acquire and release, so whoever makes the last one has seen the writes of all producers, and its
@@ -47,7 +48,9 @@ GPURT_FN void push_taken(const Program& program, u32 task, u64 round) {
 }
 
 // Whether this arrival was the task's last of this round: then the caller must push it.
-GPURT_FN bool arrive(const Program& program, u32 task, u64 round) {
+GPURT_FN bool arrive(const Program& program, u32 successor, u64 round) {
+  if ((successor & kOnlyWait) != 0) return true;
+  const u32 task = successor;
   const u64 wait_count = at<const TaskRecord>(program.records)[task].wait_count;
   const u64 before = add_acq_rel(&at<u64>(program.arrived)[task], 1);
   return before + 1 == wait_count * round;
@@ -67,8 +70,8 @@ GPURT_FN void signal_many(const Program& program, u32 counter, u32 amount, u64 r
   if (before + amount != u64{info.signals_per_step} * round) return;
   const u32* successors = at<const u32>(program.successors) + info.successor_begin;
   for (u32 i = 0; i < info.successor_count; ++i) {
-    const u32 task = successors[i];
-    if (!arrive(program, task, round)) continue;
+    if (!arrive(program, successors[i], round)) continue;
+    const u32 task = successors[i] & ~kOnlyWait;
     if (kept != nullptr && *kept == kSlotTaken) {
       push_taken(program, task, round);
       *kept = task;

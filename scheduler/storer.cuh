@@ -110,23 +110,32 @@ constexpr u32 kPushesPerLane = 4;
 // and acquired. queue.hpp has the same steps one by one; here one fence serves all adds of a stage:
 //   fence -> arrivals -> fence -> places in the queue -> slots
 // The first fence releases what the counter's signals passed on, with every arrival; the second one
-// acquires what earlier arrivals released, and releases all of it with the slots.
+// acquires what earlier arrivals released, and releases all of it with the slots. Where every
+// successor waits for this counter alone, there are no arrivals.
 __device__ __forceinline__ void push_successors(const u32* successors, u32 count, u64 round) {
   const Program& program = gpurt_program;
   u32 task[kPushesPerLane];
   bool is_last[kPushesPerLane];
-  fence_acq_rel_gpu();
+  bool arrives = false;
 #pragma unroll
   for (u32 i = 0; i < kPushesPerLane; ++i) {
     const u32 at_successor = threadIdx.x % 32 + 32 * i;
-    is_last[i] = false;
-    if (at_successor >= count) continue;
-    task[i] = successors[at_successor];
-    const u64 before = add_relaxed(&at<u64>(program.arrived)[task[i]], 1);
-    const u64 waits = at<const TaskRecord>(program.records)[task[i]].wait_count;
-    is_last[i] = before + 1 == waits * round;
+    const u32 successor = at_successor < count ? successors[at_successor] : 0;
+    task[i] = successor & ~kOnlyWait;
+    is_last[i] = (successor & kOnlyWait) != 0;
+    arrives |= at_successor < count && !is_last[i];
   }
   fence_acq_rel_gpu();
+  if (__any_sync(~0u, arrives)) {
+#pragma unroll
+    for (u32 i = 0; i < kPushesPerLane; ++i) {
+      if (is_last[i] || threadIdx.x % 32 + 32 * i >= count) continue;
+      const u64 before = add_relaxed(&at<u64>(program.arrived)[task[i]], 1);
+      const u64 waits = at<const TaskRecord>(program.records)[task[i]].wait_count;
+      is_last[i] = before + 1 == waits * round;
+    }
+    fence_acq_rel_gpu();
+  }
 #pragma unroll
   for (u32 i = 0; i < kPushesPerLane; ++i) {
     if (!is_last[i]) continue;
@@ -159,6 +168,18 @@ __device__ __forceinline__ void signal_by_warp(u32 counter, u64 round, u32 amoun
   for (u32 begin = 0; begin < count; begin += 32 * kPushesPerLane)
     push_successors(successors + begin, count - begin, round);
   __syncwarp();
+}
+
+// All lanes. Without successors a lane a signal: one release for all, and no counter's info is
+// read, which would be a round trip to L2 before the signal.
+__device__ __forceinline__ void signal_all(const Slot& slot) {
+  const TaskRecord& record = slot.record;
+  const u32 lane = threadIdx.x % 32;
+  if ((record.flags & kTaskWakes) != 0) {
+    for (u32 i = 0; i < record.signal_count; ++i) signal_by_warp(record.signal[i], slot.round);
+  } else if (lane < record.signal_count) {
+    add_release(counter_address(gpurt_program, record.signal[lane]), 1);
+  }
 }
 
 // What deciders and compensators do after their body (dynamic.hpp), a warp at a time: absent tasks
@@ -221,8 +242,7 @@ __device__ __noinline__ void run_storer() {
     bool signals = slot.kind == kSlotTask && !leaves;
     if (signals && (slot.record.flags & kTaskDecides) != 0) signals = decide_by_warp(slot);
     if (signals) {
-      for (u32 i = 0; i < slot.record.signal_count; ++i)
-        signal_by_warp(slot.record.signal[i], slot.round);
+      signal_all(slot);
       if (traces) spans.add(slot);
     }
     __syncwarp();

@@ -51,21 +51,28 @@ GPURT_FN bool pass_gate(u64 step) {
   return true;
 }
 
-// All edges of a slot's task, by the first thread of the team. A task under `ready` has waits too:
-// they are met, since it was pushed by who met the last one.
+// By the first warp of the team: the gate, then all edges at once, a lane each, so that their round
+// trips overlap. What a `ready` queue gave is met: the loader acquired its push, and the slot's
+// barrier passes that on.
 GPURT_FN void pass_edges(Slot& slot, bool new_step) {
-  bool passed = !new_step || pass_gate(slot.step);
-  for (u32 i = 0; passed && i < slot.record.wait_count; ++i)
-    passed = wait_counter(slot.record.wait[i], slot.round);
-  if (!passed) slot.kind = kSlotSkip;
+  const u32 lane = threadIdx.x;
+  bool passed = true;
+  if (new_step) {
+    if (lane == 0) passed = pass_gate(slot.step);
+    passed = __shfl_sync(~0u, passed ? 1u : 0u, 0) != 0;
+  }
+  if (passed && slot.is_met == 0 && lane < slot.record.wait_count)
+    passed = wait_counter(slot.record.wait[lane], slot.round);
+  if (__any_sync(~0u, !passed) && lane == 0) slot.kind = kSlotSkip;
 }
 
 // Takes the next slot up to where its body may run. False: the body must not run.
 GPURT_FN bool enter_slot(u32 turn, bool new_step, bool syncs) {
   Slot& slot = slot_of(turn);
   trace_begin(turn);
-  if (!new_step && slot.record.wait_count == 0 && !syncs) return true;
-  if (threadIdx.x == 0) pass_edges(slot, new_step);
+  const bool waits = slot.record.wait_count != 0 && slot.is_met == 0;
+  if (!new_step && !waits && !syncs) return true;
+  if ((new_step || waits) && threadIdx.x < 32) pass_edges(slot, new_step);
   team_sync();
   trace_met(turn);
   return slot.kind == kSlotTask;

@@ -95,7 +95,8 @@ inline pybind11::dict wire_layout() {
   X(kSpanCountStride) X(kSpansUnpublished) X(kNoSample) \
   X(kF32) X(kF16) X(kBf16) X(kI32) X(kU32) X(kU8) X(kQ41) X(kQ80) X(kNvfp4) X(kTaskAdvance) \
   X(kTaskPayloadIn) \
-  X(kTaskPayloadOut) X(kTaskRearm) X(kTaskDecides) X(kTaskExpertStream) X(kPublishedPerDecision) \
+  X(kTaskPayloadOut) X(kTaskRearm) X(kTaskDecides) X(kTaskExpertStream) X(kTaskWakes) X(kOnlyWait) \
+  X(kPublishedPerDecision) \
   X(kPlaceEnd) X(kParamDecision) X(kParamExpertSignals) X(kParamExpertCounter) \
   X(kParamExpertStride) X(kAddrLiveSlots) X(kAddrExpertId) X(kPolicyStatic) X(kPolicyClaim) \
   X(kPolicyReady) X(kPolicyDynamic) X(kRowSample) X(kRowProposal) X(kPhasePlain) \

@@ -23,6 +23,7 @@ from gpurt.body import Param
 from gpurt.errors import PlanError
 from gpurt.executors.base import SPAN_CAPACITY_MIN, SPAN_STEPS, Options, Record
 from gpurt.plan import TASK_EXPERT_STREAM, Plan, PlanExpert
+from gpurt.wire import TaskFlags
 
 Place = Literal["device", "host"]
 TICK_SCALE = 1024  # Program.tick_ns_x1024
@@ -193,7 +194,8 @@ def _records(plan: Plan, bodies: Mapping[str, int], addresses: Sequence[int]) ->
             buffer, offset, size = task.stream
             record["stream_base"] = addresses[buffer] + offset
             record["stream_bytes"] = size
-        record["body"], record["flags"] = body, task.flags
+        wakes = any(plan.counters[c].successors for c in task.signals)
+        record["body"], record["flags"] = body, task.flags | TaskFlags.WAKES * wakes
         record["task_index"], record["op_index"] = index, task.op
         record["layer"], record["payload_mask"] = task.layer, task.payload_mask
         record["wait_count"], record["signal_count"] = len(task.waits), len(task.signals)
@@ -268,7 +270,8 @@ def _counters(plan: Plan) -> tuple[NDArray[np.uint32], NDArray[Any]]:
     successors: list[int] = []
     for index, counter in enumerate(plan.counters):
         infos[index] = (counter.signals_per_step, len(successors), len(counter.successors), 0)
-        successors += counter.successors
+        only = (wire.ONLY_WAIT * (len(plan.tasks[t].waits) == 1) for t in counter.successors)
+        successors += [task | bit for task, bit in zip(counter.successors, only, strict=True)]
     return np.array(successors, np.uint32), infos
 
 

@@ -339,7 +339,8 @@ void Model::lay_out_queues() {
     for (const TaskRecord& record : records_) {
       if (!is_ready[record.task_index]) continue;
       for (u32 w = 0; w < record.wait_count; ++w) {
-        if (record.wait[w].counter == i) successors.push_back(record.task_index);
+        if (record.wait[w].counter != i) continue;
+        successors.push_back(record.task_index | (record.wait_count == 1 ? kOnlyWait : 0));
       }
     }
     infos[i].successor_count = static_cast<u32>(successors.size()) - infos[i].successor_begin;

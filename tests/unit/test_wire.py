@@ -50,6 +50,7 @@ def test_limits_are_the_same():
         "SIGNALS_PER_TASK": "kSignalsPerTask",
         "ADDRS_PER_TASK": "kAddrsPerTask",
         "PARAMS_PER_TASK": "kParamsPerTask",
+        "ONLY_WAIT": "kOnlyWait",
         "PUBLISHED_PER_DECISION": "kPublishedPerDecision",
         "PARAM_DECISION": "kParamDecision",
         "PARAM_EXPERT_SIGNALS": "kParamExpertSignals",

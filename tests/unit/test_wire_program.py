@@ -101,7 +101,9 @@ def test_ready_roots_follow_the_successors():
     first = infos[0]
     assert first["signals_per_step"] == 2
     at = int(first["successor_begin"])
-    assert sections["successors"][at : at + int(first["successor_count"])].tolist() == [2]
+    assert sections["successors"][at : at + int(first["successor_count"])].tolist() == [
+        2 | wire.ONLY_WAIT
+    ]
 
 
 def test_a_resident_program_has_no_linger_and_no_residency():

@@ -94,8 +94,8 @@ def test_lists_are_worker_major_with_an_offset_a_segment():
 def test_ready_roots_follow_the_successors():
     plan = made([Node(), Node(), Node(after=(0, 1))], [("ready", 0)])
     sections = constants(plan)
-    header = program.header(plan, Options(), {})
-    begin, count = int(header["ready_root_begin"]), int(header["ready_root_count"])
+    variant = program.header(plan, Options(), {})["variants"][0]
+    begin, count = int(variant["root_begin"]), int(variant["root_count"])
     assert sections["successors"][begin : begin + count].tolist() == [0, 1]
     infos = sections["counter_infos"]
     first = infos[0]

@@ -64,6 +64,7 @@ class Buffer:
 
     `source` (weights, and states that do not begin as zero) is an array, any object with
     `__dlpack__`, or a function that returns one; it is read once, when an executor loads the plan.
+    per_row: if not 0, the first axis has this many elements for each row of a step.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Buffer:
     role: Role
     index: int
     source: Any | Callable[[], Any] = field(default=None, repr=False)
+    per_row: int = 0
 
     @property
     def size_bytes(self) -> int:

@@ -52,7 +52,7 @@ PolicyText = Annotated[
     str, typer.Option("--policy", help="static, claim, ready, auto, or OPERATOR=POLICY,...")
 ]
 Edges = Annotated[str, typer.Option(help="counter, payload or auto.")]
-Rows = Annotated[int | None, typer.Option(help="Rows of one step; default 16.")]
+Rows = Annotated[str | None, typer.Option(help="Rows of one step; or of each step size: 16,128.")]
 Context = Annotated[int | None, typer.Option(help="Positions of one sequence.")]
 Draft = Annotated[str, typer.Option(help="Who proposes tokens ahead: none, or ngram.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default 256.")]
@@ -104,14 +104,14 @@ def run(
 
     source = Prompt(prompt, prompt_file, prompt_ids).read()
     _check_writable(trace)
-    settings = {"workers": workers, "policy": parse_policy(policy), "edges": edges}
+    settings = _settings(workers, policy, edges, rows)
     with _Session(model, device, settings) as session:
         ids = encode_prompt(session.model, source, chat=chat)
         budget = token_budget(session.model, len(ids), max_tokens)
         stop_ids = session.model.stop_ids
         sampling = Sampling(budget, temperature, top_k, top_p, seed, stop_ids, ignore_eos)
         sampling.check(session.model.config.vocab)
-        session.prepare(rows, context, len(ids) + budget, draft)
+        session.prepare(context, len(ids) + budget, draft)
         request = session.runtime.submit(
             session.graph,
             ids,
@@ -163,12 +163,12 @@ def chat(
     from gpurt.serving import encode_chat
 
     _check_writable(trace)
-    options = {"workers": workers, "policy": parse_policy(policy), "edges": edges}
+    options = _settings(workers, policy, edges, rows)
     with _Session(model, device, options) as session:
         encode_chat(session.model, [])
         settings = Settings(max_tokens, temperature, top_k, top_p, seed)
         settings.check(session.model.config.vocab)
-        session.prepare(rows, context, 0, draft)
+        session.prepare(context, 0, draft)
         parts = session.runtime, session.model, session.graph, terminal.screen(), settings
         talk = Chat(*parts, system=system, stops=stop or [])
         if terminal.is_terminal():
@@ -196,14 +196,16 @@ def plan(
     from gpurt.loaders import load_model
     from gpurt.profiles import plan_with
     from gpurt.progress import ProgressBars
-    from gpurt.serving import model_graph
+    from gpurt.serving import model_graph, most_rows, parse_rows
 
+    sizes = parse_rows(rows)
     target, name = plan_target(device, workers, team_warps)
     chosen, kind_of_edges = check_policy(parse_policy(policy)), check_edges(edges)
     with ProgressBars() as bars:
         loaded = load_model(model, bars)
-        graph = model_graph(loaded, target.kind, rows=rows, context=context, draft=draft)
-        made = plan_with(graph, target, name, chosen, kind_of_edges, bars)
+        most = most_rows(sizes)
+        graph = model_graph(loaded, target.kind, rows=most, context=context, draft=draft)
+        made = plan_with(graph, target, name, chosen, kind_of_edges, bars, rows=sizes)
     if save is not None:
         made.save(save)
         _note(f"wrote {save}")
@@ -272,6 +274,15 @@ def parse_policy(text: str) -> str | dict[str, str]:
 
 
 # ---- helpers ---------------------------------------------------------------------------------
+def _settings(workers: int | None, policy: str, edges: str, rows: str | None) -> dict[str, Any]:
+    """Of a Runtime."""
+    from gpurt.serving import parse_rows
+
+    sizes = parse_rows(rows)
+    chosen = parse_policy(policy)
+    return {"workers": workers, "policy": chosen, "edges": edges, "step_rows": sizes}
+
+
 class _Session:
     """A Runtime and a model, with bars while they come; closed in the end. name: as asked for."""
 
@@ -295,11 +306,11 @@ class _Session:
         for notice in self.model.notices:
             _note(notice)
 
-    def prepare(self, rows: int | None, context: int | None, need: int, draft: str) -> None:
-        from gpurt.serving import model_graph
+    def prepare(self, context: int | None, need: int, draft: str) -> None:
+        from gpurt.serving import model_graph, most_rows
 
-        kind = self.runtime.config.target.kind
-        bounds = {"rows": rows, "context": context}
+        config = self.runtime.config
+        kind, bounds = config.target.kind, {"rows": most_rows(config.step_rows), "context": context}
         self.graph = model_graph(self.model, kind, **bounds, need=need, draft=draft)
         with self._bars:
             self.runtime.prepare(self.graph, progress=self._bars)

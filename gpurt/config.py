@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
@@ -63,6 +63,7 @@ class RuntimeConfig:
     trace_enabled: bool
     queue_capacity: int
     prefill_rows: int | None
+    step_rows: tuple[int, ...] | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -84,7 +85,8 @@ class RuntimeConfig:
             ("residency", limit),
             ("wait_timeout", f"{self.wait_timeout_ms:g} ms"),
             ("queue", f"{self.queue_capacity} requests"),
-            ("prefill_rows", "as the graph" if self.prefill_rows is None else self.prefill_rows),
+            ("step_rows", "as the graph" if self.step_rows is None else list(self.step_rows)),
+            ("prefill_rows", "as the step" if self.prefill_rows is None else self.prefill_rows),
             ("trace", "on" if self.trace_enabled else "off"),
         ]
         if t.kind == "cuda":
@@ -126,6 +128,7 @@ def resolve(
     trace: bool = True,
     queue_capacity: int = 64,
     prefill_rows: int | None = None,
+    step_rows: Sequence[int] | None = None,
 ) -> RuntimeConfig:
     """Check every option and derive the rest. Raises: ConfigError, DeviceError."""
     chosen = check_policy(policy)
@@ -140,6 +143,9 @@ def resolve(
     _count("queue_capacity", queue_capacity, 1, 65536)
     if prefill_rows is not None:
         _count("prefill_rows", prefill_rows, 1, 65536)
+    sizes = None if step_rows is None else tuple(step_rows)
+    for size in sizes or ():
+        _count("step_rows", size, 1, 65536)
     if workers is not None:
         _count("workers", workers, 1, MAX_HOST_WORKERS)
     name, device_name, target, notes = _device(device, workers, team_warps)
@@ -156,6 +162,7 @@ def resolve(
         trace_enabled=bool(trace),
         queue_capacity=queue_capacity,
         prefill_rows=prefill_rows,
+        step_rows=sizes,
         notes=notes,
     )
 

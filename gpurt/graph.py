@@ -6,9 +6,10 @@ tiles or devices: gpurt/planner lowers a Graph to a Plan. Host only, no GPU.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpurt.body import Body, Param
@@ -37,8 +38,9 @@ class Operator:
 class Graph:
     """The tasks of one step.
 
-    rows: rows (tokens) one step can carry. slots: sequences one step can mix. context: positions
-    of one sequence. vocab: logits a row, 0 for a graph that makes no tokens.
+    rows: rows (tokens) one step can carry; a plan may add smaller step sizes. slots: sequences one
+    step can mix. context: positions of one sequence. vocab: logits a row, 0 for a graph that makes
+    no tokens.
     Not thread-safe. Change no Graph that was planned: plans and sessions rely on it.
     Methods that add a buffer raise GraphError for an unknown dtype, an empty axis, blocks that do
     not divide a row, and a name that is taken.
@@ -88,6 +90,13 @@ class Graph:
     def activation(self, name: str, shape: Sequence[int], dtype: DType | str) -> Buffer:
         """A buffer that lives inside a step."""
         return self._buffer(name, shape, dtype, "activation", None)
+
+    def row_activation(self, name: str, width: int, dtype: DType | str, per_row: int = 1) -> Buffer:
+        """An activation of `per_row` rows for each row of a step, [rows * per_row, width]. Steps of
+        a variant of fewer rows use its first ones.
+        """
+        shape = [self.rows * per_row, width]
+        return self._buffer(name, shape, dtype, "activation", None, per_row)
 
     def state(
         self, name: str, shape: Sequence[int], dtype: DType | str, source: Any = None
@@ -203,9 +212,48 @@ class Graph:
 
         check_graph(self)
 
+    def narrowed(self, rows: int) -> Graph:
+        """The same operators for steps of at most `rows` rows, over the same buffers, of which
+        those of `row_activation` lose their last rows.
+
+        Raises: GraphError if an operator takes only some of such a buffer's rows.
+        """
+        twin = copy.copy(self)
+        twin.rows = rows
+        twin.buffers = [
+            replace(b, shape=(rows * b.per_row, *b.shape[1:])) if b.per_row else b
+            for b in self.buffers
+        ]
+
+        def cut(region: Region, op: Operator) -> Region:
+            old, new = region.buffer, twin.buffers[region.buffer.index]
+            if old is new:
+                return region
+            if region.bounds[0] != (0, old.shape[0]):
+                msg = f"{op.body.name} takes {region}, only some rows of a step"
+                raise GraphError(f"{msg} - at {op.path} - plan one variant, or take all rows")
+            return Region(new, ((0, new.shape[0]), *region.bounds[1:]))
+
+        twin.operators = [
+            replace(
+                op,
+                args={name: cut(region, op) for name, region in op.args.items()},
+                reads=tuple(cut(region, op) for region in op.reads),
+                writes=tuple(cut(region, op) for region in op.writes),
+            )
+            for op in self.operators
+        ]
+        return twin
+
     # ---- helpers -----------------------------------------------------------------------------
     def _buffer(
-        self, name: str, shape: Sequence[int], dtype: DType | str, role: Role, source: Any
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: DType | str,
+        role: Role,
+        source: Any,
+        per_row: int = 0,
     ) -> Buffer:
         kind = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
         where = self._path(name)
@@ -218,7 +266,7 @@ class Graph:
         if role == "weight" and source is None:
             raise GraphError(f"weight {name!r} has no source - at {where} - pass an array")
         kind.row_bytes(shape[-1])
-        buffer = Buffer(name, tuple(shape), kind, role, len(self.buffers), source)
+        buffer = Buffer(name, tuple(shape), kind, role, len(self.buffers), source, per_row)
         self.buffers.append(buffer)
         return buffer
 

@@ -183,6 +183,7 @@ class PlanEdge:
     consumer_op: int
     count: int
     what: str
+    variant: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -107,15 +107,18 @@ def plan_with(
     policy: Any,
     edges: str,
     progress: Progress | None = None,
+    *,
+    rows: Sequence[int] | None = None,
 ) -> Plan:
     """The Plan of a graph under a policy that may be `auto`; it says which profile it was made by.
 
-    Raises: as `choose` and `planner.plan`.
+    rows: of each step size, as for `planner.plan`. Raises: as `choose` and `planner.plan`.
     """
     from gpurt.planner import plan
 
     chosen, kind, source = choose(graph, device, target.workers, policy, edges)
-    made = plan(graph, target, policy=cast("Any", chosen), edges=kind, progress=progress)
+    known = cast("Any", chosen)
+    made = plan(graph, target, policy=known, edges=kind, progress=progress, rows=rows)
     return replace(made, profile=source)
 
 

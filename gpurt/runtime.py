@@ -49,8 +49,10 @@ class Runtime:
     resident: it stays until `close()`. A resident kernel takes every second time slice from other
     work on that GPU; nothing waits for its end. wait_timeout_ms: a wait inside the kernel gives up
     after this long.
-    trace: keep spans. queue_capacity: unfinished requests at a time. prefill_rows: prompt tokens
-    of one step, at most the graph's rows.
+    trace: keep spans. queue_capacity: unfinished requests at a time. step_rows: rows of
+    each step size that a graph is planned for, ascending, at most the graph's rows; a step is of
+    the smallest size that holds what waits. None: one size, of the graph's rows. prefill_rows:
+    prompt tokens of one request in one step, default all rows of the step.
     Raises: ConfigError, DeviceError.
     """
 
@@ -69,6 +71,7 @@ class Runtime:
         trace: bool = True,
         queue_capacity: int = 64,
         prefill_rows: int | None = None,
+        step_rows: Sequence[int] | None = None,
     ) -> None:
         self._environment = read_environment()
         self.config = resolve(
@@ -84,6 +87,7 @@ class Runtime:
             trace=trace,
             queue_capacity=queue_capacity,
             prefill_rows=prefill_rows,
+            step_rows=step_rows,
         )
         _set_debug(self._environment.debug)
         log.log(DEBUG_LEVELS[1], "runtime\n%s", self.config)
@@ -271,7 +275,13 @@ def _make_plan(graph: Graph, config: RuntimeConfig, progress: Progress | None) -
     from gpurt.profiles import plan_with
 
     return plan_with(
-        graph, config.target, config.device_name, config.policy, config.edges, progress
+        graph,
+        config.target,
+        config.device_name,
+        config.policy,
+        config.edges,
+        progress,
+        rows=config.step_rows,
     )
 
 
@@ -318,7 +328,8 @@ def _check_given(graph: Graph, plan: Plan, config: RuntimeConfig) -> None:
     shapes = {b.name: (b.shape, b.dtype.name) for b in graph.buffers}
     for buffer in plan.buffers:
         name = buffer.source or buffer.name
-        if name in shapes and shapes[name] != (buffer.shape, buffer.dtype):
+        lasts = buffer.memory not in ("activation", "payload")  # those are as its variants need
+        if lasts and name in shapes and shapes[name] != (buffer.shape, buffer.dtype):
             what = f"buffer {name} is {buffer.dtype} {list(buffer.shape)} in the plan"
             raise PlanError(f"{what}, not so in the graph - at Runtime.prepare - plan again")
         if name not in shapes and buffer.role == "weight":

@@ -86,6 +86,22 @@ def model_graph(
     return graph
 
 
+def parse_rows(text: str | None) -> tuple[int, ...] | None:
+    """`16`, or the rows of each step size: `16,128`. Raises: BoundError for anything else."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not part.isdecimal() or int(part) < 1:
+            raise BoundError(f"rows is {part} - at --rows - use 1 or more, or several: 16,128")
+    return tuple(int(part) for part in parts)
+
+
+def most_rows(sizes: Sequence[int] | None) -> int | None:
+    """The rows of a graph whose steps have these sizes; None: the default."""
+    return None if sizes is None else max(sizes)
+
+
 def encode_prompt(model: Model, prompt: str | Sequence[int], *, chat: bool) -> list[int]:
     """Token ids of a prompt; with `chat`, of a chat whose only message it is.
 

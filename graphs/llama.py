@@ -262,7 +262,7 @@ class LlamaBuilder:
 
     def activation(self, name: str, width: int) -> Buffer:
         """A float32 buffer of one row a token."""
-        return self.graph.activation(name, [self.graph.rows, width], f32)
+        return self.graph.row_activation(name, width, f32)
 
     def matrix(self, name: str, *tensors: str, interleaved: bool = False) -> Buffer:
         """One or more matrices, stacked by rows. Mixed dtypes are all read as float32: exact."""

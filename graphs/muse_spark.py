@@ -336,8 +336,8 @@ class _Builder:
         pre = self.matrix(f"{at}.pre.w", f"{source}.pre_expert_proj", cut=0)
         matvec(graph, t, pre, z, norm=norm, eps=config.eps, name="pre_expert")
         z = all_gather(graph, z, self.ranks)
-        pairs, top_k, post_eps = graph.rows * config.top_k, config.top_k, config.post_eps
-        h = graph.activation(f"{at}.h", [pairs, config.moe_intermediate // self.ranks], f32)
+        top_k, post_eps = config.top_k, config.post_eps
+        h = graph.row_activation(f"{at}.h", config.moe_intermediate // self.ranks, f32, top_k)
         w, scale = self.expert_weight(layer, f"{at}.up", f"{source}.experts.gate_up_proj", 2)
         expert_matvec(
             graph,
@@ -352,7 +352,7 @@ class _Builder:
             eps=config.eps,
             name="expert_up",
         )
-        d = graph.activation(f"{at}.d", [pairs, config.moe_hidden], f32)
+        d = graph.row_activation(f"{at}.d", config.moe_hidden, f32, top_k)
         w, scale = self.expert_weight(layer, f"{at}.down", f"{source}.experts.down_proj", 1)
         expert_matvec(
             graph, h, w, routes, d, top_k=top_k, w_scale=scale, x_per_pair=True, name="expert_down"
@@ -427,7 +427,7 @@ class _Builder:
 
     # ---- buffers ---------------------------------------------------------------------------
     def activation(self, name: str, width: int) -> Buffer:
-        return self.graph.activation(name, [self.graph.rows, width], f32)
+        return self.graph.row_activation(name, width, f32)
 
     def matrix(
         self,

@@ -85,8 +85,7 @@ class _Builder(LlamaBuilder):
         at, source = f"layers[{layer}]", f"model.layers.{layer}"
         norm = self.vector(f"{at}.mlp.norm", f"{source}.post_attention_layernorm")
         routes = self.routes(at, f"{source}.mlp.gate", h, norm)
-        pairs = graph.rows * config.top_k
-        inner = graph.activation(f"{at}.e.h", [pairs, config.moe_intermediate], f32)
+        inner = graph.row_activation(f"{at}.e.h", config.moe_intermediate, f32, config.top_k)
         expert_matvec(
             graph,
             h,
@@ -99,7 +98,7 @@ class _Builder(LlamaBuilder):
             eps=config.eps,
             name="expert_up",
         )
-        outer = graph.activation(f"{at}.e.d", [pairs, config.hidden], f32)
+        outer = graph.row_activation(f"{at}.e.d", config.hidden, f32, config.top_k)
         expert_matvec(
             graph,
             inner,

@@ -34,8 +34,8 @@ Record = np.ndarray[tuple[()], Any]  # a structured array without axes: fields b
 class Options:
     """How a loaded plan runs. `resident` keeps the kernel: linger_ms and residency_ms then rest.
 
-    workers: 0 for the plan's own number. prefill_rows: rows of one sequence in a prefill step, 0
-    for all rows of a step. first_step: number of the first step after a launch (tests).
+    workers: 0 for the plan's own number. prefill_rows: rows of one sequence in a step,
+    0 for all rows of the step. first_step: number of the first step after a launch (tests).
     """
 
     workers: int = 0

@@ -167,7 +167,8 @@ def span_capacity(plan: Plan, options: Options) -> int:
     """Spans that one worker's ring holds: a power of two, 0 without a trace."""
     if not options.trace:
         return 0
-    share = -(-len(plan.tasks) // plan.target.workers)
+    most = max(v.end - v.begin for v in plan.step_variants())
+    share = -(-most // plan.target.workers)
     wanted = max(SPAN_CAPACITY_MIN, SPAN_STEPS * share)
     return options.span_capacity or 1 << (wanted - 1).bit_length()
 

@@ -7,6 +7,7 @@
     payload    buffers whose data is its own flag need no wait, but a re-arm
     schedule   static lists; waits that a list already gives are dropped
     finish     groups become counters; memory; edges for the table
+    variants   the above for each step size; one plan of all of them
     check      proves the result without trusting any of the above
 
 A Plan is a function of (graph, target, policy, edges) alone. Tiles, and with them the order of
@@ -24,7 +25,7 @@ from gpurt.buffer import Buffer
 from gpurt.errors import PlanError
 from gpurt.graph import Graph
 from gpurt.plan import PLAN_VERSION, TASK_ADVANCE, Plan, Policy
-from gpurt.planner import dynamic, finish, memory, payload, schedule, tile
+from gpurt.planner import dynamic, finish, memory, payload, schedule, tile, variants
 from gpurt.planner import policy as policies
 from gpurt.planner.check import check_graph, check_plan
 from gpurt.planner.cost import task_ns
@@ -44,6 +45,7 @@ def plan(
     policy: Policy | Mapping[str, Policy] = "static",
     edges: Edges = "counter",
     progress: Progress | None = None,
+    rows: Sequence[int] | None = None,
 ) -> Plan:
     """The checked Plan of `graph` for `target`.
 
@@ -51,12 +53,25 @@ def plan(
     edges: `payload` makes payload buffers of all that can be, `auto` of the small ones; only on
         cuda, and only where every body that touches the buffer can poll.
     progress: called as (what, done, total).
+    rows: the most that a step of each variant carries, ascending, up to the graph's rows; a step
+        runs the smallest one that holds what waits. None: one variant of all the graph's rows.
     Raises: GraphError, PlanError: each names the task, where it is, and what to do.
     """
     if target.workers < 1:
         raise PlanError(f"{target.workers} workers - at target {target.kind} - use 1 or more")
     with _without_collector():
-        made = _planned(graph, target, policy, edges, progress or _silent)
+        check_graph(graph)
+        plans = [
+            _planned(
+                graph if size == graph.rows else graph.narrowed(size),
+                target,
+                policy,
+                edges,
+                progress or _silent,
+            )
+            for size in variants.step_rows(graph, rows)
+        ]
+        made = variants.join(plans, graph)
         check_plan(made, progress)
     return made
 
@@ -84,8 +99,7 @@ def _planned(
     edges: Edges,
     progress: Progress,
 ) -> Plan:
-    """The plan, not checked."""
-    check_graph(graph)
+    """The plan of one variant, not checked."""
     chosen = policies.resolve(graph, policy)
     polled = payload.choose(graph, target, chosen, edges)
     buffers = memory.BufferMap(graph, target)

@@ -47,11 +47,16 @@ def check_dynamic(plan: Plan, before: Mapping[int, Ended]) -> None:
     before: what check_order found.
     """
     dynamic = [(s, s.dynamic) for s in plan.segments if s.dynamic is not None]
+    first = {
+        s.begin: v.begin
+        for v in plan.step_variants()
+        for s in plan.segments[v.segment_begin : v.segment_end]
+    }
     absent = bytearray(len(plan.tasks))
     for segment, _ in dynamic:
         absent[segment.begin : segment.end] = b"\1" * (segment.end - segment.begin)
     for segment, d in dynamic:
-        _check_segment(plan, segment, d, absent)
+        _check_segment(plan, segment, d, absent, first[segment.begin])
         _check_decision(plan, segment, d)
         _check_family_waits(plan, segment, d, dynamic)
     _check_flags(plan, dynamic)
@@ -63,13 +68,16 @@ def check_dynamic(plan: Plan, before: Mapping[int, Ended]) -> None:
         writer.update((buffer, index) for buffer, _ in task.writes)
 
 
-def _check_segment(plan: Plan, segment: PlanSegment, d: PlanDynamic, absent: bytearray) -> None:
+def _check_segment(
+    plan: Plan, segment: PlanSegment, d: PlanDynamic, absent: bytearray, first: int
+) -> None:
+    """first: the variant's first task."""
     begin, count = segment.begin, segment.end - segment.begin
     if segment.policy != "claim":
         raise fail(plan, begin, f"is {segment.policy} and dynamic: only claim segments can be")
-    if not 0 <= d.decider <= d.compensator < begin:
+    if not first <= d.decider <= d.compensator < begin:
         msg = f"is dynamic by task {d.decider} and compensated by task {d.compensator}"
-        raise fail(plan, begin, f"{msg}: the first must come first, both before it")
+        raise fail(plan, begin, f"{msg}: the first must come first, both before it in its variant")
     for index in (d.decider, d.compensator):
         if absent[index]:
             raise fail(plan, index, f"decides about task {begin}, but may be absent itself")

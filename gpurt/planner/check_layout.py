@@ -29,6 +29,7 @@ from gpurt.plan import (
     PlanTask,
 )
 from gpurt.planner.boxes import text
+from gpurt.wire import VARIANTS_PER_PLAN
 
 _U32 = 1 << 32
 _STREAM_ALIGN_BYTES = 16  # of a bulk copy
@@ -69,10 +70,7 @@ def check_layout(plan: Plan) -> None:
     _check_segments(plan)
     _check_lists(plan)
     _check_counters(plan)
-    advances = [i for i, t in enumerate(plan.tasks) if t.flags & TASK_ADVANCE]
-    if advances != [len(plan.tasks) - 1]:
-        msg = f"is the last, but advance is {advances}: exactly the last task must be it"
-        raise fail(plan, len(plan.tasks) - 1, msg)
+    _check_variants(plan)
 
 
 def _check_record(plan: Plan, index: int, task: PlanTask) -> None:
@@ -235,7 +233,50 @@ def _check_stream(plan: Plan, index: int, stream: tuple[int, int, int]) -> None:
         raise fail(plan, index, f"{msg} {_STREAM_ALIGN_BYTES}")
 
 
-# ---- segments, lists, counters ---------------------------------------------------------------
+# ---- variants, segments, lists, counters -----------------------------------------------------
+def _check_variants(plan: Plan) -> None:
+    variants = plan.step_variants()
+    if len(variants) > VARIANTS_PER_PLAN:
+        msg = f"{len(variants)} variants, a program holds {VARIANTS_PER_PLAN}"
+        raise PlanError(f"{msg} - at plan {plan.name} - {_REMEDY}")
+    rows, task, segment = 0, 0, 0
+    for number, v in enumerate(variants):
+        where = f"variant {number} of {v.rows} rows, tasks [{v.begin}, {v.end})"
+        if not rows < v.rows <= plan.rows:
+            msg = f"{where}: rows must ascend up to the plan's {plan.rows}"
+            raise PlanError(f"{msg} - at plan {plan.name} - {_REMEDY}")
+        covered = [(s.begin, s.end) for s in plan.segments[v.segment_begin : v.segment_end]]
+        fits = v.segment_begin == segment and covered and covered[0][0] == task == v.begin
+        if not fits or covered[-1][1] != v.end:
+            msg = f"{where}: its segments are {_some_pairs(covered)}"
+            raise PlanError(f"{msg} - at plan {plan.name} - {_REMEDY}")
+        _check_variant_tasks(plan, v.begin, v.end)
+        rows, task, segment = v.rows, v.end, v.segment_end
+    if task != len(plan.tasks) or segment != len(plan.segments):
+        msg = f"variants end at task {task} and segment {segment}"
+        raise fail(plan, min(task, len(plan.tasks) - 1), f"lies in no variant: {msg}")
+
+
+def _check_variant_tasks(plan: Plan, begin: int, end: int) -> None:
+    """Exactly the last one is advance, and none waits for another variant, which may not run."""
+    advances = [i for i in range(begin, end) if plan.tasks[i].flags & TASK_ADVANCE]
+    if advances != [end - 1]:
+        msg = f"is the last, but advance is {advances}: exactly the last task must be it"
+        raise fail(plan, end - 1, msg)
+    for index in range(begin, end):
+        expert = plan.tasks[index].expert
+        chosen = () if expert is None else (expert.wait[0],)
+        for counter in (*(c for c, _ in plan.tasks[index].waits), *chosen):
+            strange = [p for p in plan.counters[counter].producers if p < begin]
+            if strange:
+                raise fail(plan, index, f"waits for task {strange[0]} of another variant")
+
+
+def _some_pairs(pairs: Sequence[tuple[int, int]]) -> str:
+    shown = ", ".join(f"[{a}, {b})" for a, b in pairs[:4])
+    return f"{shown}{', ...' if len(pairs) > 4 else ''}" or "none"
+
+
 def _check_segments(plan: Plan) -> None:
     at = 0
     for number, segment in enumerate(plan.segments):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpurt.plan import Bounds, Plan, PlanRegion
+from gpurt.plan import Bounds, Plan, PlanRegion, PlanVariant
 from gpurt.planner import boxes
 from gpurt.planner.check_layout import fail, is_rearm
 from gpurt.planner.ended import NOTHING, Ended, happens_before
@@ -26,7 +26,8 @@ def check_order(plan: Plan, progress: Progress | None = None) -> dict[int, Ended
     Raises: PlanError naming the first task that is out of order with another. Needs a plan that
     passed check_layout: every wait goes to lower indices.
     """
-    accesses = _Accesses(plan)
+    ends = {variant.end: variant for variant in plan.step_variants()}
+    starts = {variant.begin: variant for variant in plan.step_variants()}
     always, members = set(), bytearray(len(plan.tasks))
     for segment in plan.segments:
         if segment.dynamic is not None:
@@ -35,19 +36,27 @@ def check_order(plan: Plan, progress: Progress | None = None) -> dict[int, Ended
     found: dict[int, Ended] = {}
     before = last = NOTHING
     for index, before in enumerate(happens_before(plan)):
+        if index in starts:
+            accesses = _Accesses(plan, starts[index])
         accesses.check(index, before)
+        if index + 1 in ends:
+            _check_end(plan, ends[index + 1], before)
         if index in always or (members[index] and before is not last):
             found[index] = before
         last = before
         if progress is not None and index % _PROGRESS_TASKS == 0:
             progress("checking the plan", index, len(plan.tasks))
-    first = before.lacks(0, (1 << len(plan.tasks) - 1) - 1)
+    return found
+
+
+def _check_end(plan: Plan, variant: PlanVariant, before: Ended) -> None:
+    """before: what has ended when the variant's advance begins."""
+    first = before.lacks(variant.begin, (1 << variant.end - 1 - variant.begin) - 1)
     if first >= 0:
         what = "does not precede advance: the next step could begin before it ends"
         if is_rearm(plan.tasks[first]):
             what = "does not precede advance: its fill could erase the next step's payload"
         raise fail(plan, first, what)
-    return found
 
 
 class _Region:
@@ -136,17 +145,18 @@ class _Buffer:
 
 
 class _Accesses:
-    """Who touched which region so far, in task order."""
+    """Who of a variant's tasks touched which region so far, in task order."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, variant: PlanVariant) -> None:
         self._plan = plan
+        tasks = plan.tasks[variant.begin : variant.end]
         self._buffers: dict[int, _Buffer] = {}
         # By identity, since tasks share regions and a region takes long to hash; None: the buffer
         # is never written and need not be.
         self._regions: dict[int, _Region | None] = {}
         places: dict[PlanRegion, _Region] = {}
-        written = {b for t in plan.tasks for b, _ in t.writes}
-        for index, task in enumerate(plan.tasks):
+        written = {b for t in tasks for b, _ in t.writes}
+        for index, task in enumerate(tasks, variant.begin):
             for place in task.reads:
                 region = self._region(place, index, written, places)
                 if region is not None:

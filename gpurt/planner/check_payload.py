@@ -1,13 +1,22 @@
 """Payload: whoever touches a payload buffer polls or stores granules, and all of it is re-armed.
 
 That each re-arm is released before the next writer, and follows the last reader of its set, holds
-if every task precedes `advance`, which check_order proves: the set that step s fills was last read
-in step s-1, and is next written in step s+1.
+if every task precedes `advance`, which check_order proves: the set that round r of a variant fills
+was last read in its round r-1, and is next written in its round r+1. No other variant touches it.
 """
 
 from __future__ import annotations
 
-from gpurt.plan import TASK_PAYLOAD_IN, TASK_PAYLOAD_OUT, TASK_REARM, Plan, PlanTask
+from collections.abc import Sequence
+
+from gpurt.plan import (
+    TASK_PAYLOAD_IN,
+    TASK_PAYLOAD_OUT,
+    TASK_REARM,
+    Plan,
+    PlanBuffer,
+    PlanTask,
+)
 from gpurt.planner.check_layout import fail, is_rearm
 
 _PAYLOAD_FLAGS = TASK_PAYLOAD_IN | TASK_PAYLOAD_OUT | TASK_REARM
@@ -15,36 +24,46 @@ _PAYLOAD_FLAGS = TASK_PAYLOAD_IN | TASK_PAYLOAD_OUT | TASK_REARM
 
 def check_payload(plan: Plan) -> None:
     """Raises: PlanError."""
-    fills: list[tuple[int, int]] = []
-    readers: dict[int, int] = {}
+    owners: dict[int, int] = {}  # by payload buffer: the variant that uses it
     payload = {n for n, buffer in enumerate(plan.buffers) if buffer.memory == "payload"}
     plain: dict[int, bool] = {}  # by identity of arguments, which tasks share: none is payload
-    for index, task in enumerate(plan.tasks):
-        is_plain = plain.get(id(task.addr))
-        if is_plain is None:
-            is_plain = all(entry is None or entry[0] not in payload for entry in task.addr)
-            plain[id(task.addr)] = is_plain
-        if is_plain and not task.payload_mask and not task.flags & _PAYLOAD_FLAGS:
-            continue
-        if is_rearm(task):
-            fills.append(_fill(plan, index, task))
-            continue
-        _check_flags(plan, index, task)
-        readers.update((number, index) for number, _ in task.reads if number in payload)
-    fills.sort()
-    for number, buffer in enumerate(plan.buffers):
-        if buffer.memory != "payload":
-            continue
-        user = readers.get(number, len(plan.tasks) - 1)
-        if plan.target.kind != "cuda":
-            raise fail(plan, user, f"reads payload {buffer.name}, {plan.target.kind} has none")
-        at, end = buffer.offset_bytes, buffer.offset_bytes + buffer.size_bytes
-        for begin, fill_end in fills:
-            if begin <= at:
-                at = max(at, fill_end)
-        if at < end:
-            msg = f"reads payload {buffer.name}, but no task re-arms bytes {at}:{end} of its set"
-            raise fail(plan, user, msg)
+    for variant, own in enumerate(plan.step_variants()):
+        fills: list[tuple[int, int]] = []
+        users: dict[int, int] = {}
+        for index in range(own.begin, own.end):
+            task = plan.tasks[index]
+            is_plain = plain.get(id(task.addr))
+            if is_plain is None:
+                is_plain = all(entry is None or entry[0] not in payload for entry in task.addr)
+                plain[id(task.addr)] = is_plain
+            if is_plain and not task.payload_mask and not task.flags & _PAYLOAD_FLAGS:
+                continue
+            if is_rearm(task):
+                fills.append(_fill(plan, index, task))
+                continue
+            _check_flags(plan, index, task)
+            touched = (*task.writes, *task.reads)
+            users.update((number, index) for number, _ in touched if number in payload)
+        fills.sort()
+        for number, user in users.items():
+            if owners.setdefault(number, variant) != variant:
+                msg = f"uses payload {plan.buffers[number].name}, as does another variant, whose"
+                raise fail(plan, user, f"{msg} rounds re-arm it at other times")
+            _check_armed(plan, user, plan.buffers[number], fills)
+
+
+def _check_armed(
+    plan: Plan, user: int, buffer: PlanBuffer, fills: Sequence[tuple[int, int]]
+) -> None:
+    if plan.target.kind != "cuda":
+        raise fail(plan, user, f"reads payload {buffer.name}, {plan.target.kind} has none")
+    at, end = buffer.offset_bytes, buffer.offset_bytes + buffer.size_bytes
+    for begin, fill_end in fills:
+        if begin <= at:
+            at = max(at, fill_end)
+    if at < end:
+        msg = f"reads payload {buffer.name}, but no task re-arms bytes {at}:{end} of its set"
+        raise fail(plan, user, msg)
 
 
 def _fill(plan: Plan, index: int, task: PlanTask) -> tuple[int, int]:

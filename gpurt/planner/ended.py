@@ -9,10 +9,10 @@ more behind it, so a set is a floor, below which everything has ended, and a sho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpurt.plan import Plan
+from gpurt.plan import Plan, PlanVariant
 
 
 class Ended(NamedTuple):
@@ -70,9 +70,9 @@ class _Signals:
 
     __slots__ = ("bits", "floor", "seen")
 
-    def __init__(self) -> None:
-        self.floor, self.bits = NOTHING
-        self.seen = NOTHING
+    def __init__(self, nothing: Ended) -> None:
+        self.floor, self.bits = nothing
+        self.seen = nothing
 
     def add(self, before: Ended, task: int) -> None:
         if before is not self.seen:
@@ -82,7 +82,8 @@ class _Signals:
 
 
 def happens_before(plan: Plan) -> Iterator[Ended]:
-    """For each task in order the tasks that have ended when it begins.
+    """For each task in order the tasks that have ended when it begins; those of variants before its
+    own, whose steps it is in no step with, count as ended.
 
     Needs a plan that passed check_layout: every wait goes to lower indices.
     """
@@ -92,17 +93,26 @@ def happens_before(plan: Plan) -> Iterator[Ended]:
             for index in row:
                 workers[index] = worker
     last_wait = {c: index for index, task in enumerate(plan.tasks) for c, _ in task.waits}
-    in_list = [NOTHING] * len(plan.lists)
+    for variant in plan.step_variants():
+        yield from _of_variant(plan, variant, workers, last_wait)
+
+
+def _of_variant(
+    plan: Plan, variant: PlanVariant, workers: Sequence[int], last_wait: Mapping[int, int]
+) -> Iterator[Ended]:
+    nothing = Ended(variant.begin, 0)
+    in_list = [nothing] * len(plan.lists)
     signals: dict[int, _Signals] = {}
     # Tasks outside of lists that wait for the same come in rows: they share one object.
     waits: tuple[tuple[int, int], ...] = ()
-    shared = NOTHING
-    for index, task in enumerate(plan.tasks):
+    shared = nothing
+    for index in range(variant.begin, variant.end):
+        task = plan.tasks[index]
         worker = workers[index]
         if worker < 0 and task.waits == waits:
             before = shared
         else:
-            before = in_list[worker] if worker >= 0 else NOTHING
+            before = in_list[worker] if worker >= 0 else nothing
             for counter, _ in task.waits:
                 before = before.joined(raised(signals[counter].floor, signals[counter].bits))
             if worker < 0:
@@ -110,7 +120,7 @@ def happens_before(plan: Plan) -> Iterator[Ended]:
         yield before
         for counter in task.signals:
             if counter in last_wait:
-                signals.setdefault(counter, _Signals()).add(before, index)
+                signals.setdefault(counter, _Signals(nothing)).add(before, index)
         for counter, _ in task.waits:
             if last_wait[counter] == index:
                 del signals[counter]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gpurt.plan import MEMORIES, TASK_PAYLOAD_IN, Plan
 
@@ -19,22 +20,37 @@ def plan_table(plan: Plan, bandwidth_bytes_per_s: float = 0.0) -> str:
         head += f" of {_count(target.team_warps, 'warp')}"
     tokens = f", vocab {plan.vocab}" if plan.vocab else ""
     bounds = f"{plan.rows} rows, {plan.slots} slots, context {plan.context}{tokens}"
-    parts = [
-        f"{head}; {bounds}",
-        _totals(plan, bandwidth_bytes_per_s),
-        _operators(plan),
-        _segments(plan),
-        f"profile: {plan.profile}" if plan.profile else "",
-        _edges(plan),
-        _load(plan),
-        _memory(plan),
-    ]
+    parts = [f"{head}; {bounds}", f"profile: {plan.profile}" if plan.profile else ""]
+    variants = plan.step_variants()
+    for number, v in enumerate(variants):
+        if len(variants) > 1:
+            parts.append(
+                f"variant {number}: steps of up to {v.rows} rows, tasks [{v.begin}, {v.end})"
+            )
+        own = _only(plan, number)
+        parts += [_totals(own, bandwidth_bytes_per_s), _operators(own), _segments(own)]
+        parts += [_edges(own), _load(own)]
+    parts.append(_memory(plan))
     return "\n\n".join(part for part in parts if part)
+
+
+def _only(plan: Plan, variant: int) -> Plan:
+    """One variant's tasks, under the numbers they have in the plan: to be counted only."""
+    v = plan.step_variants()[variant]
+    segments = slice(v.segment_begin, v.segment_end)
+    return replace(
+        plan,
+        tasks=plan.tasks[v.begin : v.end],
+        segments=plan.segments[segments],
+        lists=tuple(rows[segments] for rows in plan.lists),
+        edges=tuple(e for e in plan.edges if e.variant == variant),
+    )
 
 
 def _totals(plan: Plan, bandwidth_bytes_per_s: float) -> str:
     moved = sum(t.cost_bytes for t in plan.tasks)
-    line = f"{_count(len(plan.tasks), 'task')}, {_count(len(plan.counters), 'counter')}, "
+    counters = {counter for t in plan.tasks for counter in t.signals}
+    line = f"{_count(len(plan.tasks), 'task')}, {_count(len(counters), 'counter')}, "
     line += f"{sum(len(t.waits) for t in plan.tasks)} waits, "
     line += f"{sum(len(t.signals) for t in plan.tasks)} signals; {size_text(moved)} a step"
     if bandwidth_bytes_per_s > 0:
@@ -132,7 +148,11 @@ def _edges(plan: Plan) -> str:
 
 
 def _load(plan: Plan) -> str:
-    static = [sum(plan.tasks[i].cost_ns for row in rows for i in row) / 1000 for rows in plan.lists]
+    first = plan.segments[0].begin
+    static = [
+        sum(plan.tasks[i - first].cost_ns for row in rows for i in row) / 1000
+        for rows in plan.lists
+    ]
     if not any(static):
         return "load: no static lists, workers take tasks as they come"
     mean = sum(static) / len(static)

@@ -86,6 +86,7 @@ def _to_wire(trace: Trace) -> dict[str, Any]:
         "task_writes": _to_bytes(trace.task_writes),
         "task_dynamic": np.flatnonzero(trace.task_dynamic).tolist(),
         "requests": [list(astuple(r)) for r in trace.requests],
+        "variants": [list(trace.variant_rows), np.bincount(trace.task_variant).tolist()],
     }
 
 
@@ -94,6 +95,7 @@ def _from_wire(wire: Mapping[str, Any]) -> Trace:
     task_op = _integers(wire["task_op"])
     dynamic = np.zeros(len(task_op), bool)
     dynamic[list(wire.get("task_dynamic", ()))] = True
+    variant_rows, variant_tasks = wire.get("variants", ([0], [len(task_op)]))
     trace = Trace(
         name=str(wire["name"]),
         device=str(wire["device"]),
@@ -112,7 +114,11 @@ def _from_wire(wire: Mapping[str, Any]) -> Trace:
         task_writes=_rows(wire.get("task_writes", nothing)),
         task_dynamic=dynamic,
         requests=tuple(RequestInfo(*row) for row in wire.get("requests", ())),
+        task_variant=np.repeat(np.arange(len(variant_tasks)), variant_tasks),
+        variant_rows=tuple(int(rows) for rows in variant_rows),
     )
+    if len(trace.task_variant) != len(task_op) or len(variant_rows) != len(variant_tasks):
+        raise ValueError(f"variants {variant_tasks} of {len(task_op)} tasks")
     tasks, ops = len(trace.task_op), len(trace.operators)
     if len(trace.spans) and int(trace.spans["task"].max()) >= tasks:
         raise ValueError(f"a span of a task beyond {tasks}")

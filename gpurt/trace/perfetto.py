@@ -85,5 +85,7 @@ def _counters(trace: Trace) -> Iterator[dict[str, Any]]:
         at = {"ph": "C", "pid": PID, "ts": int(step["begin_ns"]) / 1e3}
         microseconds = (int(step["end_ns"]) - int(step["begin_ns"])) / 1e3
         phase = PHASES[int(step["phase"])] if int(step["phase"]) < len(PHASES) else "other"
+        if len(trace.variant_rows) > 1:
+            phase += f" of {trace.variant_rows[int(step['variant'])]}"
         yield {**at, "name": "rows", "args": {phase: int(step["rows"])}}
         yield {**at, "name": "step us", "args": {"us": microseconds}}

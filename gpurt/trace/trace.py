@@ -37,14 +37,15 @@ SPAN = np.dtype(
         ("layer", "<u4"),
     ]
 )
-# phase: 0 plain, 1 prefill, 2 decode.
+# phase: 0 plain, 1 prefill, 2 decode. variant: index into Trace.variant_rows.
 STEP = np.dtype(
     [
         ("step", "<u8"),
         ("begin_ns", "<i8"),
         ("end_ns", "<i8"),
         ("rows", "<u4"),
-        ("phase", "<u4"),
+        ("phase", "<u2"),
+        ("variant", "<u2"),
     ]
 )
 PHASES = ("plain", "prefill", "decode")
@@ -87,8 +88,9 @@ class Trace:
     counter; both as Rows. payload_edges: (producer operator, consumer operator).
     regions: `x[0:16, 0:576] f32`, to which task_reads and task_writes point, Rows by task; empty in
     a file of an older gpurt. task_dynamic: whether a step may do without the task (a slot of an
-    expert that no row chose). requests: those that are known. dropped: spans that newer ones
-    overwrote.
+    expert that no row chose). task_variant: which of the plan's variants it belongs to; steps of
+    variant i have up to variant_rows[i] rows. requests: those that are known. dropped: spans that
+    newer ones overwrote.
     """
 
     name: str
@@ -108,11 +110,17 @@ class Trace:
     task_writes: Rows = field(default_factory=_no_rows, repr=False)
     task_dynamic: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), repr=False)
     requests: tuple[RequestInfo, ...] = ()
+    task_variant: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(0, np.int64), repr=False
+    )
+    variant_rows: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         """What older files do not say: every task runs in every step."""
         if not len(self.task_dynamic):
             object.__setattr__(self, "task_dynamic", np.zeros(len(self.task_op), bool))
+        if len(self.task_variant) != len(self.task_op):
+            object.__setattr__(self, "task_variant", np.zeros(len(self.task_op), np.int64))
 
     @staticmethod
     def from_raw(
@@ -157,6 +165,11 @@ class Trace:
             task_writes=writes,
             task_dynamic=_dynamic(plan),
             requests=requests,
+            task_variant=np.repeat(
+                np.arange(len(plan.step_variants())),
+                [v.end - v.begin for v in plan.step_variants()],
+            ),
+            variant_rows=tuple(v.rows for v in plan.step_variants()),
         )
 
     def save(self, path: str | Path) -> None:
@@ -181,11 +194,14 @@ class Trace:
     # ---- for analysis ------------------------------------------------------------------------
     @cached_property
     def whole_steps(self) -> NDArray[np.uint64]:
-        """Numbers of the steps of which every span is here that no step may do without."""
-        needed = self.spans["step"][~self.task_dynamic[self.spans["task"]]]
-        numbers, counts = np.unique(needed, return_counts=True)
-        count = len(self.task_op) - int(self.task_dynamic.sum())
-        whole: NDArray[np.uint64] = numbers[counts == count].astype(np.uint64)
+        """Numbers of the steps of which every span is here that no step of its variant may do
+        without.
+        """
+        needed = self.spans[~self.task_dynamic[self.spans["task"]]]
+        numbers, first, counts = np.unique(needed["step"], return_index=True, return_counts=True)
+        wanted = np.bincount(self.task_variant[~self.task_dynamic])
+        variants = self.task_variant[needed["task"][first]]
+        whole: NDArray[np.uint64] = numbers[counts == wanted[variants]].astype(np.uint64)
         return whole
 
     @cached_property
@@ -206,7 +222,8 @@ class Trace:
         found = [row(self.producers, int(c)) for c in counters]
         op = int(self.task_op[task])
         feeding = [a for a, b in self.payload_edges if b == op]
-        found += [np.flatnonzero(self.task_op == a) for a in feeding]
+        mine = self.task_variant == self.task_variant[task]
+        found += [np.flatnonzero((self.task_op == a) & mine) for a in feeding]
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
 

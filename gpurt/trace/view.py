@@ -43,6 +43,7 @@ def summary(trace: Trace, waits: int = 10) -> dict[str, Any]:
         "whole_steps": len(trace.whole_steps),
         "steps": {p: t for p in PHASES if (t := _times(analysis.step_times_us(trace, p)))}
         or {"all": _times(analysis.step_times_us(trace))},
+        "step_sizes": {str(rows): steps for rows, steps in _step_sizes(trace).items()},
         "split": _shares(parts.sum(axis=0)),
         "utilisation": [round(float(u), 4) for u in _utilisation(parts)],
         "operators": [asdict(r) for r in analysis.operators(trace)],
@@ -87,6 +88,9 @@ def _head(trace: Trace, parts: Any, width: int) -> RenderableType:
                 f" p99 {times['p99_us']:.1f} us, slowest {times['max_us']:.1f} us"
             )
             lines.append(Text(text))
+    sizes = [f"{steps} of up to {rows} rows" for rows, steps in _step_sizes(trace).items()]
+    if len(sizes) > 1:
+        lines.append(Text(f"step sizes: {', '.join(sizes)}"))
     shares = _shares(parts.sum(axis=0))
     lines.append(_bar(shares, max(20, min(width - 2, 100))))
     legend = Text()
@@ -94,6 +98,12 @@ def _head(trace: Trace, parts: Any, width: int) -> RenderableType:
         legend.append(f"{name} {share:.1%}  ", SPLIT_COLOURS[name])
     lines.append(legend)
     return Group(*lines)
+
+
+def _step_sizes(trace: Trace) -> dict[int, int]:
+    """Summarised steps by the rows that their variant may carry."""
+    counts = np.bincount(trace.steps["variant"], minlength=len(trace.variant_rows))
+    return dict(zip(trace.variant_rows, counts.tolist(), strict=False))
 
 
 def _lanes(trace: Trace, step: int, utilisation: Any, width: int) -> RenderableType:

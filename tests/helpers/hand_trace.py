@@ -44,7 +44,7 @@ def hand_trace(steps=1, **changes):
         "producers": (np.array([0, 1, 3]), np.array([0, 1, 2])),
         "payload_edges": (),
         "spans": spans[np.lexsort((spans["begin_ns"], spans["step"]))],
-        "steps": np.array([(s, s * 1000, s * 1000 + 1000, 1, 2) for s in range(steps)], STEP),
+        "steps": np.array([(s, s * 1000, s * 1000 + 1000, 1, 2, 0) for s in range(steps)], STEP),
         "dropped": 0,
     }
     return Trace(**{**fields, **changes})

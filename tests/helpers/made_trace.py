@@ -80,7 +80,14 @@ def made_trace(
             free[worker] = ends
             ready = int(ends.max()) + HOP_NS
         ended = int(ends.max())
-        table[step] = (step, begin, ended, 64 if step == 0 else 1 + step % 3, 1 if step == 0 else 2)
+        table[step] = (
+            step,
+            begin,
+            ended,
+            64 if step == 0 else 1 + step % 3,
+            1 if step == 0 else 2,
+            0,
+        )
         opened = ended + GAP_NS
     return _trace(workers, operators, tiles, np.concatenate(parts), table)
 

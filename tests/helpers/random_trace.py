@@ -35,7 +35,7 @@ def random_trace(seed, steps=3):
             rows.append(
                 (begin, met - begin, run, stall, step, task, task_op[task], worker[task], 0)
             )
-        table[step] = (step, opened, max(end.values()), 1, 2)
+        table[step] = (step, opened, max(end.values()), 1, 2, 0)
         opened = max(end.values()) + ns(0, 40)
     spans = np.array(rows, SPAN)
     lists = [np.array(p, np.int64) for p in producers]

@@ -92,7 +92,7 @@ def drafted_trace() -> Trace:
             (at, 400_000, 50_000, 0, step, 1, 1, 1, 0),  # runs from 400 to 450 us
             (at + 450_000, 10_000, 40_000 + longer, 0, step, 2, 2, 0, 0),  # to 500, or 600
         ]
-        steps.append((step, at, at + 700_000 + longer, 4, phase))
+        steps.append((step, at, at + 700_000 + longer, 4, phase, 0))
     operators = ("g.layers[0].up", "g.draft.block", "g.draft.select", "g.drafty")
     return replace(
         hand_trace(),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -137,6 +138,7 @@ _encoder: Encoder
 def _begin(shape: Shape) -> None:
     global _shape, _encoder  # a worker process has one of each
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which saves first
     _shape, _encoder = shape, Encoder(shape.tokenizer)
 
 

@@ -31,6 +31,8 @@ from tools.train.recipe import Recipe, draft_config, quantised_layers, read_reci
 from tools.train.target import on_device, padded, probe_documents, target_model
 from tools.train.text import Encoder
 
+# A block from every token of a reply: attention over thousands of rows a chat.
+_PROBE_ROWS = 8
 _SEED_APART = 1 << 20  # the drafter's chats are not the target's
 
 
@@ -145,12 +147,12 @@ class DraftJob:
         """Tokens a step on held-out problems whose reply the target writes exactly."""
         steps = tokens = 0
         documents = probe_documents(self.encoder, self.recipe, self.device)
-        for begin in range(0, len(documents), 64):
-            batch = padded(documents[begin : begin + 64])
+        for begin in range(0, len(documents), _PROBE_ROWS):
+            batch = padded(documents[begin : begin + _PROBE_ROWS])
             every = torch.where(torch.from_numpy(batch.reply), torch.arange(batch.ids.shape[1]), -1)
             blocks = self.blocks(batch, every)
             taken = self.accepted(blocks).cpu()
-            for row, document in enumerate(documents[begin : begin + 64]):
+            for row, document in enumerate(documents[begin : begin + _PROBE_ROWS]):
                 position, end = int(document.reply.argmax()), len(document.ids) - 1
                 if not bool((blocks.weight[row, position:end, 0] > 0).all()):
                     continue

@@ -261,8 +261,7 @@ def masks(
     """For each window, what a row adds to its scores: 0 where it sees, -inf elsewhere; itself
     always, so that padding has a softmax. [B, 1, T, T].
     """
-    at = position.long()
-    distance = at[:, :, None] - at[:, None]
+    distance = position[:, :, None] - position[:, None]
     same = document[:, :, None] == document[:, None]
     same = (same & (document > 0)[:, None]) | torch.eye(
         document.shape[1], dtype=torch.bool, device=document.device

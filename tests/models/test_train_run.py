@@ -81,16 +81,16 @@ def test_steps_fill_the_minutes_with_time_to_spare():
     assert probe.steps_for(0, 0.5) == 10
 
 
-def test_a_probe_settles_a_new_run_and_leaves_a_begun_one(tmp_path, capsys):
+def test_a_probe_settles_a_run_once(tmp_path, capsys):
     run = new_run(tmp_path / "run")
     arguments = [str(run), "target", "--minutes", "0.001", "--steps", "1", "--device", "cpu"]
     assert probe.main(arguments) == 0
     assert read_recipe(run) == replace(MICRO, steps=10)
-    assert json.loads((run / target.SETTINGS).read_text())["compile"] is False
-    (run / "target.pt").write_bytes(b"")
+    settings = json.loads((run / target.SETTINGS).read_text())
+    assert (settings["compile"], settings["target"]) == (False, 10)
     assert probe.main([*arguments[:3], "9", *arguments[4:]]) == 0
     assert read_recipe(run).steps == 10
-    assert "it has begun" in capsys.readouterr().out
+    assert "its steps are settled" in capsys.readouterr().out
 
 
 def test_weights_of_a_folder_begin_a_run(tmp_path):

@@ -200,6 +200,7 @@ def test_the_rate_rises_stays_and_falls_to_almost_nothing():
     assert scales[9:61] == [1.0] * 52
     assert scales[99] == pytest.approx(1 / 40)
     assert sorted(scales[60:], reverse=True) == scales[60:]
+    assert rate_scale(120, 100, 0.1, 0.4) == 0
 
 
 # ---- the drafter's lessons -------------------------------------------------------------------

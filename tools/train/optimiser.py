@@ -99,7 +99,7 @@ def rate_scale(step: int, steps: int, warmup: float, decay: float) -> float:
     """Warm-up, stable, decay: 0 to 1, 1, then linearly to 0 over the last part."""
     rise = (step + 1) / max(1.0, warmup * steps)
     fall = (steps - step) / max(1.0, decay * steps)
-    return min(1.0, rise, fall)
+    return max(0.0, min(1.0, rise, fall))
 
 
 def _matrices(name: str, tensor: torch.Tensor) -> torch.Tensor:

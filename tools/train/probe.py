@@ -3,7 +3,7 @@
 `python -m tools.train.probe RUN target --recipe nano --minutes 11` tries each way to compute
 experts, plain and compiled, on the run's own batches; the fastest whose loss agrees with the first
 is written to RUN/settings.json, the steps that fit the minutes to RUN/recipe.json. `draft` does
-the latter for the drafter. Only before a run's first checkpoint: afterwards the schedule is fixed.
+the latter for the drafter. Once: afterwards the schedule is fixed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,10 +23,11 @@ from tools.train.data import Batch, make_batch
 from tools.train.draft import DraftJob
 from tools.train.loop import Job
 from tools.train.model import EXPERTS
-from tools.train.recipe import RECIPES, Recipe, read_recipe, write_recipe
+from tools.train.recipe import RECIPES, Recipe, write_recipe
 from tools.train.target import SETTINGS, TargetJob, begin_run
 
 _BATCHES = 4
+_LONG = 100_000  # steps of the schedule while it is measured: its warm-up
 _WARM_STEPS = 3
 _AGREES = 0.02  # of the loss after a few steps: bf16 sums in another order
 _SPARE = 0.93  # of the minutes: starts, checkpoints and probes take the rest
@@ -89,23 +91,22 @@ def steps_for(minutes: float, step_s: float) -> int:
 
 def probe_target(run: Path, recipe: Recipe, device: str, minutes: float, steps: int) -> Recipe:
     """Write the fastest settings, and the recipe with its steps."""
-    # The schedule's height from the first step on would shake a new model; its first steps do not.
+    long = replace(recipe, steps=_LONG)
     kinds = [(experts, fused) for fused in (False, device != "cpu") for experts in EXPERTS]
     kinds = list(dict.fromkeys(kinds))
 
     def make_job(experts: str, fused: bool) -> Job:
         torch.manual_seed(recipe.seed)
-        return TargetJob(recipe, run, device, experts=experts, fused=fused)
+        return TargetJob(long, run, device, experts=experts, fused=fused)
 
     best = trials(make_job, kinds, steps)[0]
-    settings = {"experts": best.experts, "compile": best.fused}
-    (run / SETTINGS).write_text(json.dumps(settings) + "\n", encoding="utf-8")
+    _settle(run, experts=best.experts, compile=best.fused)
     return replace(recipe, steps=steps_for(minutes, best.step_s))
 
 
 def probe_draft(run: Path, recipe: Recipe, device: str, minutes: float, steps: int) -> Recipe:
     """The recipe with the drafter's steps."""
-    job = DraftJob(recipe, run, device)
+    job = DraftJob(replace(recipe, draft_steps=_LONG), run, device)
     batches = [make_batch(job.shape, i, job.encoder) for i in range(_BATCHES)]
     step_s, loss = measured(job, batches, steps)
     print(f"draft: {job.tokens_per_step / step_s:,.0f} rows/s, loss {loss:.4f}")
@@ -122,17 +123,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
     run, what = options.run, options.what
-    if (run / f"{what}.pt").exists():
-        print(f"{what}: it has begun, its steps stay - at {run}")
+    if (run / f"{what}.pt").exists() or _settled(run).get(what):
+        print(f"{what}: its steps are settled - at {run}")
         return 0
     recipe = begin_run(run, RECIPES[options.recipe])
     probe = probe_target if what == "target" else probe_draft
-    write_recipe(probe(run, recipe, options.device, options.minutes, options.steps), run)
-    settled = read_recipe(run)
-    assert settled is not None
-    count = settled.steps if what == "target" else settled.draft_steps
+    recipe = probe(run, recipe, options.device, options.minutes, options.steps)
+    write_recipe(recipe, run)
+    count = recipe.steps if what == "target" else recipe.draft_steps
+    _settle(run, **{what: count})
     print(f"{what}: {count:,} steps for {options.minutes:g} minutes - at {run}")
     return 0
+
+
+def _settled(run: Path) -> dict[str, Any]:
+    path = run / SETTINGS
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def _settle(run: Path, **values: Any) -> None:
+    text = json.dumps(_settled(run) | values)
+    (run / SETTINGS).write_text(text + "\n", encoding="utf-8")
 
 
 def _wait() -> None:

@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recipe = begin_run(options.run, recipe)
     settings = {"experts": options.experts or "dense", "compile": options.compile}
     if (options.run / SETTINGS).exists() and not (options.experts or options.compile):
-        settings = json.loads((options.run / SETTINGS).read_text(encoding="utf-8"))
+        settings |= json.loads((options.run / SETTINGS).read_text(encoding="utf-8"))
     job = TargetJob(
         recipe,
         options.run,

@@ -28,7 +28,7 @@ from tools.train.loop import STOPPED_EXIT_CODE, Limits, train
 from tools.train.model import Target
 from tools.train.optimiser import Optimiser, rate_scale
 from tools.train.recipe import Recipe, draft_config, quantised_layers, read_recipe
-from tools.train.target import on_device, padded, probe_documents, target_model
+from tools.train.target import on_device, padded, probe_documents, settings_of, target_model
 from tools.train.text import Encoder
 
 # A block from every token of a reply: attention over thousands of rows a chat.
@@ -56,7 +56,7 @@ class DraftJob:
     name = "draft"
 
     def __init__(self, recipe: Recipe, run: Path, device: str) -> None:
-        """Raises: ValueError if the target is not there or not done."""
+        """Raises: ValueError if there is no target."""
         self.recipe, self.device, self.steps = recipe, torch.device(device), recipe.draft_steps
         tokenizer = run / "tokenizer.json"
         self.shape = Shape(
@@ -206,7 +206,7 @@ def released_target(recipe: Recipe, run: Path, device: str) -> Target:
     if not path.exists():
         msg = f"no checkpoint of a target - at {path}"
         raise ValueError(f"{msg} - train it first: python -m tools.train.target {run}")
-    model = target_model(recipe, device)
+    model = target_model(recipe, device, settings_of(run)["experts"])
     model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["job"]["model"])
     model.requires_grad_(False)
     model.quantised = quantised_layers(recipe)

@@ -24,7 +24,7 @@ from tools.train.draft import DraftJob
 from tools.train.loop import Job
 from tools.train.model import EXPERTS
 from tools.train.recipe import RECIPES, Recipe, write_recipe
-from tools.train.target import SETTINGS, TargetJob, begin_run
+from tools.train.target import SETTINGS, TargetJob, begin_run, settings_of
 
 _BATCHES = 4
 _LONG = 100_000  # steps of the schedule while it is measured: its warm-up
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
     run, what = options.run, options.what
-    if (run / f"{what}.pt").exists() or _settled(run).get(what):
+    if (run / f"{what}.pt").exists() or what in settings_of(run):
         print(f"{what}: its steps are settled - at {run}")
         return 0
     recipe = begin_run(run, RECIPES[options.recipe])
@@ -136,14 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _settled(run: Path) -> dict[str, Any]:
-    path = run / SETTINGS
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
-
-
 def _settle(run: Path, **values: Any) -> None:
-    text = json.dumps(_settled(run) | values)
+    text = json.dumps(settings_of(run) | values)
     (run / SETTINGS).write_text(text + "\n", encoding="utf-8")
 
 

@@ -139,6 +139,13 @@ def target_model(recipe: Recipe, device: str, experts: str = "dense") -> Target:
     return model.to(device)
 
 
+def settings_of(run: Path) -> dict[str, Any]:
+    """How to compute on this machine: what probe.py found, or what works everywhere."""
+    path = run / SETTINGS
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {"experts": "dense", "compile": False} | found
+
+
 def load_weights(model: Target, folder: Path) -> None:
     """Begin with the weights of a model folder, quantised or not."""
     from gpurt.graphs.reference.muse_spark import dequantised
@@ -232,15 +239,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.steps is not None:
         recipe = replace(recipe, steps=options.steps)
     recipe = begin_run(options.run, recipe)
-    settings = {"experts": options.experts or "dense", "compile": options.compile}
-    if (options.run / SETTINGS).exists() and not (options.experts or options.compile):
-        settings |= json.loads((options.run / SETTINGS).read_text(encoding="utf-8"))
+    settings = settings_of(options.run)
     job = TargetJob(
         recipe,
         options.run,
         options.device,
-        experts=settings["experts"],
-        fused=settings["compile"],
+        experts=options.experts or settings["experts"],
+        fused=options.compile or settings["compile"],
     )
     if options.weights is not None and not (options.run / "target.pt").exists():
         load_weights(job.model, options.weights)

@@ -42,8 +42,9 @@ class Workload:
     """What a case runs, at one size. Pure: nothing is measured or allocated by making it.
 
     graph: builds the Graph; None for a case that runs none. settings: of the Runtime: policy,
-    edges. step: what `ours` needs to know (rows, position, ...). bytes_moved: of one figure's unit
-    of work. per: how many units one step of the graph is (layers of a chain).
+    edges. step: what the sides need to know (rows, position, ...). bytes_moved: of one figure's
+    unit of work. per: how many units one step of the graph is (layers of a chain). config, routing:
+    of a model, for peers that build it themselves.
     """
 
     graph: Callable[[], Graph] | None
@@ -52,6 +53,7 @@ class Workload:
     step: dict[str, int] = field(default_factory=dict)
     per: int = 1
     config: Any = None
+    routing: str = "natural"
 
 
 @dataclass(frozen=True)

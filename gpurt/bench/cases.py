@@ -5,29 +5,22 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from gpurt.bench import graphs, made_up, ours, peers, shapes
+from gpurt.bench import graphs, models, ours, peers, shapes
 from gpurt.bench.case import Case, Side, Workload
+from gpurt.bench.cases_muse import muse_cases
 from gpurt.bench.machine import Machine
 from gpurt.bench.traffic import step_bytes
-from gpurt.errors import ModelError
-from gpurt.graph import Graph
 from gpurt.graphs.llama import LlamaConfig
-from gpurt.graphs.muse_spark import MuseSparkConfig
 from gpurt.graphs.qwen3_moe import Qwen3MoeConfig
-from gpurt.loaders.model import ModelConfig
-from gpurt.serving import BUILDERS
 
 EAGER, COMPILED = "torch eager, CUDA graph", "torch.compile, CUDA graph"
 _TORCH = {EAGER: peers.torch_eager, COMPILED: peers.torch_compiled}
 _STAGE_COUNT, _STAGE_STEPS = 64, 16
 _CHAIN_STEPS = 16
-_MOE_STEPS = 16
 _TOKENS = 64
 
 
@@ -39,7 +32,7 @@ def all_cases() -> list[Case]:
         _stream(),
         *_dispatch(),
         *_decoding(),
-        *_muse(),
+        *muse_cases(),
         *_first_tokens(),
         *_serving(),
         _smollm2_host(),
@@ -174,7 +167,7 @@ def _decoding() -> list[Case]:
         "SmolLM2-135M",
         unit="tok/s",
         further={"llama.cpp with CUDA, the same GGUF": peers.llama_cpp_gpu},
-        load=_smollm2_if_there,
+        load=models.smollm2_if_there,
     )
     eight = "Llama-3.1-8B's shape"
     return [
@@ -202,10 +195,10 @@ def _decode(
     context = max(1024, -(-(position + _TOKENS) // 1024) * 1024)
 
     def make(small: bool) -> Workload:
-        chosen = small_model(config) if small else config
+        chosen = models.small_model(config) if small else config
         bound, at, tokens = (64, 32, 8) if small else (context, position, _TOKENS)
         weights = None if small or load is None else load
-        build = cache(lambda: model_graph(chosen, rows=rows, context=bound, weights=weights))
+        build = cache(lambda: models.model_graph(chosen, rows=rows, context=bound, weights=weights))
         step = {"position": at, "tokens": tokens, "context": bound, "rate": int(unit == "tok/s")}
         return Workload(
             graph=build,
@@ -228,103 +221,12 @@ def _decode(
     )
 
 
-def _muse() -> list[Case]:
-    def moe(name: str, routed: bool, goal: float, prototype: float) -> Case:
-        def make(small: bool) -> Workload:
-            size = {"layers": 8, "experts": 256, "top_k": 8, "width": 4096, "inner": 512}
-            if small:
-                size = {"layers": 2, "experts": 12, "top_k": 3, "width": 64, "inner": 32}
-            rows = 4 if small else 16
-            build = cache(lambda: graphs.experts_alone(**size, rows=rows, routed=routed))
-            return Workload(
-                graph=build,
-                bytes_moved=lambda: step_bytes(build(), rows=rows),
-                settings={"policy": {"expert_matvec": "claim"}},
-                step={"steps": _MOE_STEPS},
-            )
-
-        known = "decided on the device, router included" if routed else "known before the step"
-        return Case(
-            name=name,
-            measures=f"NVFP4 experts of a Muse Spark TP8 rank alone, 16 rows, routing {known}",
-            kind="cuda",
-            unit="GB/s",
-            make=make,
-            ours=ours.Bandwidth,
-            goal=goal,
-            prototype=prototype,
-        )
-
-    return [
-        _muse_slice("muse-slice-r1", 1, "random"),
-        _muse_slice("muse-slice-r16", 16, "random", goal=8700.0),
-        _muse_slice("muse-slice-r16-repeat", 16, "repeat", goal=8300.0),
-        moe("muse-moe-known", False, 3900.0, 4060.0),
-        moe("muse-moe-routed", True, 3600.0, 3760.0),
-        *_drafting(),
-    ]
-
-
-def _muse_slice(name: str, rows: int, routing: str, goal: float | None = None) -> Case:
-    def make(small: bool) -> Workload:
-        config = small_muse(shapes.MUSE_SPARK) if small else shapes.MUSE_SPARK
-        at, tokens, context = (16, 4, 64) if small else (512, _TOKENS, 2048)
-        ranks = 2 if small else shapes.MUSE_RANKS
-        build = cache(
-            lambda: model_graph(config, rows=rows, context=context, tp_size=ranks, routing=routing)
-        )
-        return Workload(
-            graph=build,
-            bytes_moved=lambda: step_bytes(build(), rows=rows, position=at),
-            settings={"policy": {"expert_matvec": "claim"}},
-            step={"position": at, "tokens": tokens, "context": context, "ranks": ranks},
-            config=config,
-        )
-
-    return Case(
-        name=name,
-        measures=f"Muse Spark, a TP8 rank's slice, 62 layers, rows {rows}, {routing} routing",
-        kind="cuda",
-        unit="us",
-        make=make,
-        ours=ours.Decode if rows == 1 else ours.Verify,
-        goal=goal,
-        beside=False,
-    )
-
-
-def _drafting() -> list[Case]:
-    """Cases of the DFlash drafter; they are listed before its graph is there."""
-    reason = "gpurt.graphs.dflash is not built yet"
-    return [
-        Case(
-            name=name,
-            measures=measures,
-            kind="cuda",
-            unit="us",
-            make=_unbuilt,
-            ours=ours.Decode,
-            goal=goal,
-            unbuilt=reason,
-        )
-        for name, measures, goal in (
-            ("draft-slice", "a DFlash draft step at true size, a TP8 rank's slice", 470.0),
-            ("muse-step", "draft of 15, verify of 16, accept: a TP8 rank's slice", None),
-        )
-    ]
-
-
-def _unbuilt(small: bool) -> Workload:
-    del small
-    return Workload(None, lambda: 0)
-
-
 def _first_tokens() -> list[Case]:
     def case(count: int) -> Case:
         def make(small: bool) -> Workload:
-            config = small_model(shapes.LLAMA_8B) if small else shapes.LLAMA_8B
+            config = models.small_model(shapes.LLAMA_8B) if small else shapes.LLAMA_8B
             prompt, context = (24, 64) if small else (count, -(-(count + 1) // 1024) * 1024)
-            build = cache(lambda: model_graph(config, rows=16, context=context))
+            build = cache(lambda: models.model_graph(config, rows=16, context=context))
             return Workload(
                 graph=build,
                 bytes_moved=lambda: 0,
@@ -349,9 +251,9 @@ def _first_tokens() -> list[Case]:
 def _serving() -> list[Case]:
     def make(config: LlamaConfig, tokens: int) -> Callable[[bool], Workload]:
         def workload(small: bool) -> Workload:
-            chosen = small_model(config) if small else config
+            chosen = models.small_model(config) if small else config
             context, count = (64, 16) if small else (4096, tokens)
-            build = cache(lambda: model_graph(chosen, rows=16, context=context))
+            build = cache(lambda: models.model_graph(chosen, rows=16, context=context))
             step = {"position": count // 2 + 16, "tokens": count, "context": context}
             return Workload(
                 graph=build,
@@ -385,11 +287,11 @@ def _serving() -> list[Case]:
 
 def _smollm2_host() -> Case:
     def make(small: bool) -> Workload:
-        config = small_model(shapes.SMOLLM2_135M) if small else shapes.SMOLLM2_135M
+        config = models.small_model(shapes.SMOLLM2_135M) if small else shapes.SMOLLM2_135M
         context, at, tokens = (64, 24, 8) if small else (1024, 64, 96)
-        weights = None if small else _smollm2
+        weights = None if small else models.smollm2
         build = cache(
-            lambda: model_graph(config, rows=16, context=context, weights=weights, host=True)
+            lambda: models.model_graph(config, rows=16, context=context, weights=weights, host=True)
         )
         return Workload(
             graph=build,
@@ -408,78 +310,3 @@ def _smollm2_host() -> Case:
         peers={"llama.cpp": peers.llama_cpp_host, "transformers, bf16": peers.transformers_host},
         rounds=3,
     )
-
-
-# ---- helpers ---------------------------------------------------------------------------------
-def model_graph(
-    config: ModelConfig,
-    *,
-    rows: int,
-    context: int,
-    weights: Callable[[], Any] | None = None,
-    host: bool = False,
-    **options: Any,
-) -> Graph:
-    """A model's graph as `gpurt run` builds it; with made-up matrices unless `weights` reads some.
-
-    host: for CPU threads: weights as stored, f32 cache.
-    """
-    builder = importlib.import_module(f"gpurt.graphs.{BUILDERS[config.architecture]}")
-    read = weights() if weights is not None else None
-    dtypes = {"kv_dtype": "f32"} if host else {"kv_dtype": "bf16", "weight_dtype": "bf16"}
-    graph: Graph = builder.build(
-        config, read or made_up.weights(config), rows=rows, context=context, **dtypes, **options
-    )
-    if read is None:
-        made_up.share_matrices(graph)
-    return graph
-
-
-def small_model(config: LlamaConfig) -> LlamaConfig:
-    """The same kind of model at a test's size; heads keep theirs, which bodies depend on."""
-    small = replace(
-        shapes.llama_layers(config, 2),
-        hidden=128,
-        heads=2 * config.heads // config.kv_heads,
-        kv_heads=2,
-        intermediate=192,
-        vocab=512,
-    )
-    if isinstance(small, Qwen3MoeConfig):
-        return replace(small, experts=8, top_k=2, moe_intermediate=32)
-    return small
-
-
-def small_muse(config: MuseSparkConfig) -> MuseSparkConfig:
-    """Three layers: bf16 experts and a window, nvfp4 experts, nvfp4 experts without a window."""
-    kept = shapes.muse_layers(config, 0, 4)
-    return replace(
-        kept,
-        hidden=128,
-        heads=16,
-        kv_heads=2,
-        vocab=512,
-        intermediate=128,
-        experts=12,
-        top_k=3,
-        moe_hidden=64,
-        moe_intermediate=64,
-    )
-
-
-def _smollm2() -> Any:
-    """SmolLM2's weights from its GGUF. Raises: ModelError if it cannot be had."""
-    from gpurt.loaders import load_model
-
-    return load_model("smollm2").weights
-
-
-def _smollm2_if_there() -> Any:
-    """The same, or None where the file is not on this machine: speed does not depend on it."""
-    from gpurt.loaders.smollm2 import smollm2_path
-
-    try:
-        smollm2_path(fetch=False)
-    except ModelError:
-        return None
-    return _smollm2()

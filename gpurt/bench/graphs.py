@@ -77,11 +77,19 @@ def drawn_routes(layout: RoutesLayout, seed: int) -> NDArray[np.uint32]:
     routes = graph.output("routes", [layout.words], "u32")
     op = route(graph, logits, routes, top_k=layout.top_k)
     words = np.zeros(layout.words, np.uint32)
-    numbers = np.random.default_rng(seed).standard_normal((layout.rows, layout.experts))
+    numbers = np.full((layout.rows, layout.experts), -1, np.float32)
+    chosen = drawn_choice(layout.experts, layout.top_k, layout.rows, seed)
+    np.put_along_axis(numbers, chosen, 1, axis=1)
     index = np.arange(layout.rows, dtype=np.uint32)
     step = StepRows(index, np.zeros_like(index), index, index)
-    route_reference(op, {"logits": numbers.astype(np.float32), "routes": words}, step)
+    route_reference(op, {"logits": numbers, "routes": words}, step)
     return words
+
+
+def drawn_choice(experts: int, top_k: int, rows: int, seed: int) -> NDArray[np.int64]:
+    """[rows, top_k]: experts that rows choose at random, ascending."""
+    numbers = np.random.default_rng(seed).random((rows, experts))
+    return np.sort(np.argsort(numbers, axis=1)[:, :top_k], axis=1)
 
 
 # ---- helpers ---------------------------------------------------------------------------------

@@ -79,21 +79,23 @@ def transformers_host(machine: Machine, workload: Workload) -> Side:
 
 
 # ---- torch -----------------------------------------------------------------------------------
-class _Torch(Peer):
+class TorchPeer(Peer):
     """Frees torch's cache when it is closed."""
 
     def __init__(self, machine: Machine) -> None:
+        """Raises: UnavailableError without torch, or if it sees no GPU."""
         self.torch = _torch(machine)
 
     def close(self) -> None:
+        """Drop all tensors."""
         self.__dict__ = {"torch": self.torch}
         self.torch.cuda.empty_cache()
 
 
-class _TorchDecode(_Torch):
+class _TorchDecode(TorchPeer):
     def __init__(self, machine: Machine, workload: Workload, *, compiled: bool) -> None:
         super().__init__(machine)
-        decode = _reference("decode")
+        decode = reference("decode")
         step = workload.step
         self.position, self.tokens, self.rate = step["position"], step["tokens"], step.get("rate")
         self.model = decode.Decoder(workload.config, step["context"])
@@ -107,20 +109,20 @@ class _TorchDecode(_Torch):
         return 1e6 / us if self.rate else us
 
 
-class _TorchPrefill(_Torch):
+class _TorchPrefill(TorchPeer):
     def __init__(self, machine: Machine, workload: Workload) -> None:
         super().__init__(machine)
         count = workload.step["position"]
-        self.model = _reference("decode").Decoder(workload.config, workload.step["context"])
+        self.model = reference("decode").Decoder(workload.config, workload.step["context"])
         self.model.compile()
         self.tokens = self.torch.zeros(count, dtype=self.torch.long, device="cuda")
         self.graph = self.model.captured(lambda: self.model.prefill(self.tokens))
 
     def measure(self) -> float:
-        return _replay_us(self.torch, self.graph, 1)
+        return replay_us(self.torch, self.graph, 1)
 
 
-class _TorchChain(_Torch):
+class _TorchChain(TorchPeer):
     def __init__(self, machine: Machine, workload: Workload) -> None:
         super().__init__(machine)
         torch, step = self.torch, workload.step
@@ -144,10 +146,10 @@ class _TorchChain(_Torch):
         self.kept = w
 
     def measure(self) -> float:
-        return _replay_us(self.torch, self.graph, 8) / self.layers
+        return replay_us(self.torch, self.graph, 8) / self.layers
 
 
-def _replay_us(torch: Any, graph: Any, count: int) -> float:
+def replay_us(torch: Any, graph: Any, count: int) -> float:
     """Microseconds of one replay."""
     import time
 
@@ -168,7 +170,8 @@ def _torch(machine: Machine) -> Any:
     return torch
 
 
-def _reference(name: str) -> Any:
+def reference(name: str) -> Any:
+    """A module of gpurt/graphs/reference, which imports torch."""
     return importlib.import_module(f"gpurt.graphs.reference.{name}")
 
 
@@ -215,7 +218,7 @@ class _Transformers(Peer):
                 raise UnavailableError(f"{name} is not installed")
         from gpurt.loaders import load_model
 
-        peer = _reference("transformers_llama")
+        peer = reference("transformers_llama")
         self.tokens, self.prompt = workload.step["tokens"], _prompt(workload)
         model = load_model(str(_model_file()))
         self.model = peer.Llama(model.config, model.weights, threads=threads, dtype="bfloat16")

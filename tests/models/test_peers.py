@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from gpurt.bench import cases, made_up, shapes
+from gpurt.bench import made_up, models, shapes
 from gpurt.graphs import llama, qwen3_moe
 from gpurt.graphs.llama import LlamaConfig
 from gpurt.graphs.qwen3_moe import Qwen3MoeConfig
 from gpurt.graphs.reference import llama as plain
+from gpurt.graphs.reference import muse_slice
+from gpurt.graphs.reference import muse_spark as reference_muse
 from gpurt.graphs.reference.decode import Decoder
 from gpurt.graphs.reference.transformers_llama import Llama, peer_model
 from gpurt.runtime import Runtime
@@ -22,10 +25,10 @@ pytestmark = pytest.mark.reference
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 COUNT = 6
 SMALL = {
-    "llama": cases.small_model(replace(shapes.LLAMA_1B, eps=1e-4)),
-    "llama-untied": cases.small_model(shapes.LLAMA_8B),
-    "qwen3": replace(cases.small_model(shapes.SMOLLM2_135M), qk_norm=True, architecture="qwen3"),
-    "qwen3-moe": cases.small_model(shapes.QWEN3_30B_A3B),
+    "llama": models.small_model(replace(shapes.LLAMA_1B, eps=1e-4)),
+    "llama-untied": models.small_model(shapes.LLAMA_8B),
+    "qwen3": replace(models.small_model(shapes.SMOLLM2_135M), qk_norm=True, architecture="qwen3"),
+    "qwen3-moe": models.small_model(shapes.QWEN3_30B_A3B),
 }
 
 
@@ -78,6 +81,55 @@ def test_made_experts_have_the_shapes_of_given_ones() -> None:
         assert {n: w.shape for n, w in own.items()} == {n: w.shape for n, w in other.items()}
     made.step()
     assert int(made.position) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_slice_of_one_rank_is_muse_spark(rows: int) -> None:
+    config = replace(models.small_muse(shapes.MUSE_SPARK), windows=(6, 0, 6, 0))
+    weights = reference_muse.dequantised(made_up.weights(config))
+    model = muse_slice.Slice(
+        config,
+        32,
+        muse_slice.plain_experts,
+        rows=rows,
+        weights=weights,
+        device="cpu",
+        dtype=torch.float32,
+    )
+    tokens = [int(t) for t in np.random.default_rng(4).integers(0, config.vocab, 12)]
+    seen = []
+    with torch.no_grad():
+        want = reference_muse.forward(config, weights, tokens)
+        for at in range(0, len(tokens), rows):
+            model.tokens.copy_(torch.tensor(tokens[at : at + rows]))
+            model.step()
+            seen.append(model.logits)
+    assert torch.allclose(torch.cat(seen), want, atol=1e-3)
+
+
+def test_a_made_slice_has_a_ranks_shapes_and_takes_a_forced_choice() -> None:
+    config, ranks = models.small_muse(shapes.MUSE_SPARK), 2
+    used: list[tuple[muse_slice.Half, muse_slice.Routes]] = []
+
+    def experts(half: Any, x: torch.Tensor, routes: Any, y: torch.Tensor) -> None:
+        assert x.shape[1] == half.k
+        used.append((half, routes))
+        y.zero_()
+
+    table = torch.tensor([[0, 3, 5], [1, 3, 7]])
+    model = muse_slice.Slice(
+        config, 32, experts, rows=2, ranks=ranks, forced=lambda _: table, device="cpu"
+    )
+    model.step()
+    assert model.logits.shape == (2, config.vocab // ranks)
+    up, down = used[2], used[3]
+    inner = config.moe_intermediate // ranks
+    assert (up[0].n, down[0].k) == (2 * inner, inner)
+    assert up[0].scales is not None
+    counts, users, pairs = up[1].counts, up[1].users, up[1].pairs
+    assert counts[[0, 1, 3, 5, 7]].tolist() == [1, 1, 2, 1, 1]
+    assert (users[3].tolist(), pairs[3].tolist()) == ([0, 1], [1, 4])
+    assert torch.equal(down[1].users, pairs), "the second half reads what the first wrote"
 
 
 def test_transformers_model_has_our_rotary_scaling() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpurt.bench import cases, graphs, made_up, shapes
+from gpurt.bench import cases, graphs, made_up, models, shapes
 from gpurt.bench.case import Case, Workload
 from gpurt.bench.machine import Machine
 from gpurt.bench.traffic import expected_live, step_bytes
@@ -123,8 +123,8 @@ def test_experts_that_rows_choose_together_are_those_of_random_draws() -> None:
 
 
 def test_bytes_follow_position_window_and_chosen_experts() -> None:
-    config = cases.small_muse(shapes.MUSE_SPARK)
-    graph = cases.model_graph(config, rows=2, context=4096)
+    config = models.small_muse(shapes.MUSE_SPARK)
+    graph = models.model_graph(config, rows=2, context=4096)
     short, long = (step_bytes(graph, rows=2, position=p, live=5) for p in (2000, 4000))
     kept = sum(1 for window in config.windows if not window)
     one = 2 * config.kv_heads * config.head_dim * 2  # keys and values of a position, bf16
@@ -138,8 +138,8 @@ def test_bytes_follow_position_window_and_chosen_experts() -> None:
 
 
 def test_a_step_of_repeated_routing_has_the_experts_of_the_step_before() -> None:
-    config = cases.small_muse(shapes.MUSE_SPARK)
-    graph = cases.model_graph(config, rows=4, context=64, routing="repeat")
+    config = models.small_muse(shapes.MUSE_SPARK)
+    graph = models.model_graph(config, rows=4, context=64, routing="repeat")
     tables = [b.source for b in graph.buffers if b.name.endswith("forced")]
     assert tables
     assert all(table.shape == (4, config.top_k) for table in tables)
@@ -178,7 +178,7 @@ def test_one_kernel_with_every_choice_of_the_full_shapes_compiles() -> None:
     """
     pytest.importorskip("cuda.bindings.nvrtc")
     wide = [
-        cases.model_graph(shapes.llama_layers(config, 1), rows=rows, context=1024)
+        models.model_graph(shapes.llama_layers(config, 1), rows=rows, context=1024)
         for config, rows in (
             (shapes.SMOLLM2_135M, 16),
             (shapes.LLAMA_1B, 16),
@@ -196,12 +196,16 @@ def test_one_kernel_with_every_choice_of_the_full_shapes_compiles() -> None:
     assert code.compiled.function("hot_loopILj0E").spill_store_bytes == 0
 
 
-def test_the_primitives_compile_without_spills() -> None:
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_the_benchs_own_kernels_compile_without_spills(arch: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from gpurt.bench.primitives import ENTRIES, compile_primitives
+    from gpurt.bench import grouped, primitives
 
-    for arch in ("sm_90a", "sm_100a"):
-        compiled = compile_primitives(arch)
-        for entry in ENTRIES:
-            assert compiled.function(entry).registers > 0
-            assert compiled.function(entry).spill_store_bytes == 0
+    for compiled, entries in (
+        (primitives.compile_primitives(arch), primitives.ENTRIES),
+        (grouped.compile_grouped(arch), grouped.ENTRIES.values()),
+    ):
+        for entry in entries:
+            function = compiled.function(entry)
+            assert 0 < function.registers <= 128
+            assert function.spill_store_bytes == 0, function

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpurt import profiles
-from gpurt.bench import cases, graphs, shapes
+from gpurt.bench import cases, graphs, models, shapes
 from gpurt.body import Target
 from gpurt.cli import main
 from gpurt.doctor import examine
@@ -152,8 +152,8 @@ def made(key: Key, when: str, **changes: Any) -> Profile:
 
 
 def small(context: int = 64, layers: int = 2) -> Graph:
-    config = shapes.llama_layers(cases.small_model(shapes.SMOLLM2_135M), layers)
-    return cases.model_graph(config, rows=4, context=context, host=True)
+    config = shapes.llama_layers(models.small_model(shapes.SMOLLM2_135M), layers)
+    return models.model_graph(config, rows=4, context=context, host=True)
 
 
 def planned(graph: Graph, policy: Any = "auto", edges: str = "auto") -> Plan:

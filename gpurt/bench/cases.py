@@ -32,6 +32,7 @@ def all_cases() -> list[Case]:
         _stream(),
         *_dispatch(),
         *_decoding(),
+        *_attention(),
         *muse_cases(),
         *_first_tokens(),
         *_serving(),
@@ -219,6 +220,41 @@ def _decode(
         goal=goal,
         beside=not is_sparse,
     )
+
+
+def _attention() -> list[Case]:
+    layers = 4
+
+    def case(name: str, position: int) -> Case:
+        def make(small: bool) -> Workload:
+            config = shapes.llama_layers(shapes.LLAMA_8B, layers)
+            config = models.small_model(config) if small else config
+            at, tokens = (32, 8) if small else (position, _TOKENS)
+            context = 64 if small else max(1024, -(-(position + _TOKENS) // 1024) * 1024)
+            return Workload(
+                graph=cache(lambda: models.model_graph(config, rows=16, context=context)),
+                bytes_moved=lambda: 4 * (at + 1) * config.kv_heads * config.head_dim,
+                step={"position": at, "tokens": tokens, "context": context},
+                per=config.layers,
+                config=config,
+            )
+
+        return Case(
+            name=name,
+            measures=f"attention of Llama-3.1-8B's shape at position {position}, bf16 cache: "
+            "what a layer's adds to the critical path",
+            kind="cuda",
+            unit="us",
+            make=make,
+            ours=ours.AttentionPath,
+            peers={
+                "flashinfer, CUDA graph": peers.flashinfer_attention,
+                "torch SDPA, CUDA graph": peers.torch_attention,
+            },
+        )
+
+    figures = {"512": 512, "8k": 8192, "64k": 65536 - _TOKENS}
+    return [case(f"attention-{name}", position) for name, position in figures.items()]
 
 
 def _first_tokens() -> list[Case]:

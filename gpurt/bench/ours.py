@@ -16,6 +16,7 @@ from gpurt.progress import Progress
 from gpurt.request import Request
 from gpurt.runtime import Runtime
 from gpurt.trace import analysis
+from gpurt.trace.trace import end_ns
 
 _WARM_TOKENS = 4
 _LAUNCH_REQUESTS = 20
@@ -151,6 +152,20 @@ class Decode(Ours):
         except TraceError as error:
             return f"no trace: {error}"
         return "path " + ", ".join(f"{name} {ns / 1e3:.1f} us" for name, ns in parts.items())
+
+
+class AttentionPath(Decode):
+    """What attention adds to the critical path of a decode step, in microseconds a layer."""
+
+    def measure(self) -> float:
+        """Of the typical step of one request."""
+        super().measure()
+        trace = self.last.trace()
+        path = analysis.critical_path(trace, analysis.typical_step(trace))
+        ends = end_ns(path).astype(np.int64)
+        added = np.diff(ends, prepend=ends[0])
+        of_attention = [trace.operators[int(span["op"])].body == "attention" for span in path]
+        return float(added[of_attention].sum()) / 1e3 / self.workload.per
 
 
 class DecodeRate(Decode):

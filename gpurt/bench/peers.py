@@ -59,6 +59,25 @@ def torch_chain(machine: Machine, workload: Workload) -> Side:
     return _TorchChain(machine, workload)
 
 
+def torch_attention(machine: Machine, workload: Workload) -> Side:
+    """One query a head over keys and values of a layer, torch's SDPA, layers in one CUDA graph."""
+    torch = _torch(machine)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        product = torch.nn.functional.scaled_dot_product_attention
+        return product(q[None, :, None], k[None], v[None], enable_gqa=True)
+
+    return _Attention(machine, workload, attend)
+
+
+def flashinfer_attention(machine: Machine, workload: Workload) -> Side:
+    """The same by flashinfer's single decode."""
+    if importlib.util.find_spec("flashinfer") is None:
+        raise UnavailableError("flashinfer is not installed")
+    decode = importlib.import_module("flashinfer").single_decode_with_kv_cache
+    return _Attention(machine, workload, lambda q, k, v: decode(q, k, v, kv_layout="HND"))
+
+
 def llama_cpp_gpu(machine: Machine, workload: Workload) -> Side:
     """llama.cpp with CUDA on the same GGUF, through llama-bench."""
     del machine
@@ -101,7 +120,7 @@ class _TorchDecode(TorchPeer):
         self.model = decode.Decoder(workload.config, step["context"])
         if compiled:
             self.model.compile()
-        self.graph = self.model.captured(self.model.step)
+        self.graph = captured(self.torch, self.model.step)
         self.measure()
 
     def measure(self) -> float:
@@ -116,7 +135,7 @@ class _TorchPrefill(TorchPeer):
         self.model = reference("decode").Decoder(workload.config, workload.step["context"])
         self.model.compile()
         self.tokens = self.torch.zeros(count, dtype=self.torch.long, device="cuda")
-        self.graph = self.model.captured(lambda: self.model.prefill(self.tokens))
+        self.graph = captured(self.torch, lambda: self.model.prefill(self.tokens))
 
     def measure(self) -> float:
         return replay_us(self.torch, self.graph, 1)
@@ -138,15 +157,45 @@ class _TorchChain(TorchPeer):
                 y = matrix @ y
             return y
 
-        run()
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.out = run()
-        self.kept = w
+        self.graph = captured(torch, run)
+        self.kept = w, x
 
     def measure(self) -> float:
         return replay_us(self.torch, self.graph, 8) / self.layers
+
+
+class _Attention(TorchPeer):
+    def __init__(self, machine: Machine, workload: Workload, attend: Any) -> None:
+        super().__init__(machine)
+        torch, config, keys = self.torch, workload.config, workload.step["position"] + 1
+        self.layers = config.layers
+        options = {"dtype": torch.bfloat16, "device": "cuda"}
+        q = torch.randn(config.heads, config.head_dim, **options)
+        shape = (self.layers, 2, config.kv_heads, keys, config.head_dim)
+        cache = torch.randn(shape, **options)
+
+        def run() -> Any:
+            return [attend(q, *layer) for layer in cache]
+
+        self.graph = captured(torch, run)
+        self.kept = q, cache
+        self.measure()
+
+    def measure(self) -> float:
+        return float(replay_us(self.torch, self.graph, 8) / self.layers)
+
+
+def captured(torch: Any, run: Any) -> Any:
+    """`run` as a CUDA graph, after two runs on a side stream."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), torch.no_grad():
+        for _ in range(2):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        run()
+    return graph
 
 
 def replay_us(torch: Any, graph: Any, count: int) -> float:

@@ -9,7 +9,7 @@ from gpurt.bench.case import Side, Workload
 from gpurt.bench.graphs import drawn_choice
 from gpurt.bench.grouped import GroupedKernel, Shape
 from gpurt.bench.machine import Machine
-from gpurt.bench.peers import TorchPeer, reference, replay_us
+from gpurt.bench.peers import TorchPeer, captured, reference, replay_us
 from gpurt.bench.traffic import step_bytes
 
 _REPLAYS = 8
@@ -111,16 +111,3 @@ def launcher(torch: Any, arch: str, rows: int) -> Any:
         kernel.launch(shape, addresses, torch.cuda.current_stream().cuda_stream)
 
     return launch
-
-
-def captured(torch: Any, run: Any) -> Any:
-    """`run` as a CUDA graph, after two runs on a side stream."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side), torch.no_grad():
-        for _ in range(2):
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        run()
-    return graph

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch.nn import functional
@@ -81,18 +80,6 @@ class Decoder:
             x = x + (self._experts(own, normed) if "router" in own else self._mlp(own, normed))
         x = x[-1:] if whole else x
         return functional.linear(self._rms(x, self.norm), self.head)
-
-    def captured(self, run: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-        """`run` as a CUDA graph, after three runs on a side stream."""
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side), torch.no_grad():
-            for _ in range(3):
-                run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(graph):
-            run()
-        return graph
 
     def step_us(self, graph: torch.cuda.CUDAGraph, position: int, count: int) -> float:
         """Microseconds of a replayed step, over `count` around `position`."""

@@ -26,7 +26,8 @@ RUNNING = [case for case in ALL if not case.unbuilt and case.name != "primitives
 ASKED = """
 chain-134-r1 chain-33-r1 chain-8-r1 chain-2-r1 chain-134-r16 chain-33-r16 primitives stream
 dispatch-static dispatch-claim dispatch-ready smollm2 llama-1b llama-8b llama-8b-8k llama-8b-64k
-qwen3-30b-a3b muse-slice-r1 muse-slice-r16 muse-slice-r16-repeat muse-moe-known muse-moe-routed
+qwen3-30b-a3b attention-512 attention-8k attention-64k
+muse-slice-r1 muse-slice-r16 muse-slice-r16-repeat muse-moe-known muse-moe-routed
 draft-slice muse-step ttft-512 ttft-8192 decode-p99 launches smollm2-host
 """
 

@@ -12,7 +12,7 @@ struct Primitive {
   u64 words;    // u32 [1 << 20], zero
   u64 failed;   // u32, zero
   u32 rounds;   // round trips, barriers or tickets
-  u32 other;    // the block that answers
+  u32 blocks;   // of the launch; the last one answers a hop
   u32 pollers;  // warps of a block that take part
   u32 kind;     // of a hop, see `Hop`
 };
@@ -48,7 +48,7 @@ extern "C" __constant__ gpurt::Primitive primitive = {};
 // Two blocks bounce a number.
 extern "C" __global__ void __launch_bounds__(32, 1) hop() {
   using namespace gpurt;
-  if (threadIdx.x != 0 || (blockIdx.x != 0 && blockIdx.x != primitive.other)) return;
+  if (threadIdx.x != 0 || (blockIdx.x != 0 && blockIdx.x != primitive.blocks - 1)) return;
   u32* there = at<u32>(primitive.words);
   u32* back = there + kApart;
   u32* data = there + 2 * kApart;
@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) grid_barrier() {
   using namespace gpurt;
   if (threadIdx.x % 32 != 0 || threadIdx.x / 32 >= primitive.pollers) return;
   u32* arrived = at<u32>(primitive.words);
-  const u32 all = gridDim.x * primitive.pollers;
+  const u32 all = primitive.blocks * primitive.pollers;
   for (u32 i = 1; i <= primitive.rounds; ++i) {
     add_release(arrived, 1u);
     if (!wait_for(arrived, all * i, true, at<u32>(primitive.failed))) return;

@@ -13,16 +13,15 @@ from gpurt.bench.machine import Machine
 from gpurt.errors import DeviceError
 from gpurt.executors.cuda_compile import Compiled, compile_source
 from gpurt.progress import Progress
-from gpurt.source import source_dir
 
-SOURCE = "primitives.cuh"
+SOURCE = '#include "primitives.cuh"\n'
 ENTRIES = ("hop", "grid_barrier", "claim")
 ARGUMENTS = np.dtype(
     [
         ("words", "<u8"),
         ("failed", "<u8"),
         ("rounds", "<u4"),
-        ("other", "<u4"),
+        ("blocks", "<u4"),
         ("pollers", "<u4"),
         ("kind", "<u4"),
     ]
@@ -58,8 +57,7 @@ PRIMITIVES = (
 
 def compile_primitives(arch: str) -> Compiled:
     """The kernels for `arch`."""
-    text = (source_dir() / "device" / SOURCE).read_text()
-    return compile_source(text, arch, headers={}, name=SOURCE)
+    return compile_source(SOURCE, arch, headers={}, name="primitives.cu")
 
 
 class Primitives:
@@ -107,7 +105,7 @@ class Primitives:
         arguments = np.zeros(1, ARGUMENTS)
         arguments["words"], arguments["failed"] = self.words, self.words + _WORDS_BYTES
         arguments["rounds"], arguments["kind"] = primitive.rounds, primitive.kind
-        arguments["other"], arguments["pollers"] = self.blocks - 1, primitive.pollers
+        arguments["blocks"], arguments["pollers"] = self.blocks, primitive.pollers
         device.fill(self.words, 0, _WORDS_BYTES + 256, self.stream)
         device.upload(kernel.symbol("primitive")[0], arguments, self.staging, self.stream)
         device.wait(self.stream)

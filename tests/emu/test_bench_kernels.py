@@ -1,14 +1,18 @@
-"""The expert kernel that stands beside ours in the bench computes the same function."""
+"""The bench's own kernels: experts beside ours compute the same function, primitives end."""
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gpurt.bench import grouped, made_up
+from gpurt.bench import grouped, made_up, primitives
+from gpurt.bench.case import Workload
+from gpurt.bench.machine import Machine
+from gpurt.body import Target
 from gpurt.buffer import bf16, nvfp4
 from gpurt.graphs.ops.dtypes import to_bf16, to_float32
 from tests.emu.device import EmulatedDevice, EmulatedKernel, compile_source
@@ -88,3 +92,16 @@ def test_every_pair_gets_its_experts_product(quantised: bool, swiglu: bool) -> N
             else:
                 z = z * scale[0]
             np.testing.assert_allclose(got[row * TOP_K + rank], z, rtol=2e-4, atol=2e-4)
+
+
+def test_every_primitive_ends_and_states_its_time(monkeypatch: Any) -> None:
+    short = tuple(replace(p, rounds=6) for p in primitives.PRIMITIVES)
+    monkeypatch.setattr(primitives, "PRIMITIVES", short)
+    monkeypatch.setattr(primitives, "compile_source", compile_source)
+    monkeypatch.setattr("gpurt.executors.cuda_driver.Device", EmulatedDevice)
+    monkeypatch.setattr("gpurt.executors.cuda_driver.Kernel", EmulatedKernel)
+    machine = Machine("cuda", "emulated", Target("cuda", 3), "", "", "abc", "2026-01-01", 1e9)
+    side = primitives.Primitives(machine, Workload(None, lambda: 0), lambda *_: None)
+    assert side.measure() > 0
+    assert side.note().count(" us") == len(short)
+    side.close()

@@ -71,7 +71,7 @@ class Target(nn.Module):
         """Parameters by their names in a checkpoint."""
         return {name.replace("/", "."): tensor for name, tensor in self.named_parameters()}
 
-    def compile(self) -> None:  # type: ignore[override]
+    def compile(self) -> None:
         """Fuse each layer; layers of a kind share one program."""
         self._layer = torch.compile(self.layer, dynamic=False)
 

@@ -89,7 +89,7 @@ class TargetJob:
         said = (goes_on & reply[:, 1:]).flatten().float()
         weight = said + PROMPT_WEIGHT * (goes_on & ~reply[:, 1:]).flatten()
         loss = (losses * weight).sum() / weight.sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         scale = rate_scale(index, recipe.steps, recipe.warmup, recipe.decay)
         self.optimiser.step(scale)
         self._balance(loads, recipe.bias_rate * scale)

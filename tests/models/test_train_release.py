@@ -162,7 +162,7 @@ def test_figures_and_card_come_from_the_run(release, capsys, tmp_path):
 
 def test_an_output_that_differs_fails_the_evaluation(release, monkeypatch, capsys):
     answers = iter(range(10**6))
-    monkeypatch.setattr(evaluation, "_answer", lambda *_: ([next(answers)], 1.0))
+    monkeypatch.setattr(evaluation, "_answer", lambda *_: ([next(answers), 0], 1.0))
     arguments = [str(release), "--problems", "2", "--seeds", "1", "--drafts", "ngram"]
     assert evaluation.main([*arguments, "--device", "host"]) == 1
     assert '"different_outputs": {"ngram": 3}' in capsys.readouterr().out

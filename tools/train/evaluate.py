@@ -44,6 +44,7 @@ class Group:
     problems: list[Problem]
     right: int = 0
     tokens: int = 0
+    drafted: int = 0  # all but the first of each reply, which the prompt's own step gives
     steps: dict[str, float] = field(default_factory=dict)  # by drafter
     different: dict[str, int] = field(default_factory=dict)  # by drafter: outputs not as without
 
@@ -54,7 +55,7 @@ class Group:
             "right": self.right,
             "accuracy": self.right / len(self.problems),
             "tokens": self.tokens,
-            "tokens_per_step": {draft: self.tokens / n for draft, n in self.steps.items()},
+            "tokens_per_step": {draft: self.drafted / n for draft, n in self.steps.items()},
             "different_outputs": self.different,
         }
 
@@ -90,10 +91,11 @@ def evaluate(
             plain, _ = _answer(runtime, graphs["none"], model, prompt)
             group.right += is_right(problem, answer_text(model, plain))
             group.tokens += len(plain)
+            group.drafted += len(plain) - 1
             for draft in drafts:
                 tokens, per_step = _answer(runtime, graphs[draft], model, prompt)
                 group.different[draft] += tokens != plain
-                group.steps[draft] += len(tokens) / per_step
+                group.steps[draft] += (len(tokens) - 1) / per_step
         print(_line(group), flush=True)
 
 
@@ -114,7 +116,7 @@ def summary(groups: Sequence[Group], model: Model, runtime: Runtime) -> dict[str
     seeds = [group for group in groups if group.name != UNSEEN]
     drafts = list(groups[0].steps)
     problems = sum(len(group.problems) for group in seeds)
-    tokens = sum(group.tokens for group in seeds)
+    drafted = sum(group.drafted for group in seeds)
     right = sum(group.right for group in seeds)
     return {
         "model": model.name,
@@ -122,7 +124,7 @@ def summary(groups: Sequence[Group], model: Model, runtime: Runtime) -> dict[str
         "problems": problems,
         "right": right,
         "accuracy": right / problems,
-        "tokens_per_step": {d: tokens / sum(g.steps[d] for g in seeds) for d in drafts},
+        "tokens_per_step": {d: drafted / sum(g.steps[d] for g in seeds) for d in drafts},
         "different_outputs": {d: sum(g.different[d] for g in groups) for d in drafts},
         "groups": {group.name: group.as_dict() for group in groups},
     }

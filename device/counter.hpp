@@ -7,6 +7,11 @@
 // life of one launch, and is never reset: the wait of a step is for a multiple of its round, the
 // number of steps of its variant since launch, this one included. 64 bits: at one signal a
 // nanosecond a counter lasts 580 years, so it never wraps.
+//
+// A rank counter (kRankCounter in its index) is how all ranks signal each other. Every rank has a
+// word of it for every rank, in its symmetric memory; rank r adds to word r on all ranks, at system
+// scope, and a wait is for all words of the own rank. One word for all would not do: a fast rank's
+// signals of the next round would stand for those that a slow one still owes.
 #pragma once
 #include "atomics.hpp"
 #include "task_record.hpp"
@@ -35,6 +40,40 @@ GPURT_FN u64 counter_target(const Wait& wait, u64 round) {
 
 GPURT_FN bool counter_is_met(const u64* counter, u64 target) {
   return load_acquire(counter) >= target;
+}
+
+GPURT_FN bool is_rank_counter(u32 counter) {
+  return (counter & kRankCounter) != 0;
+}
+
+// Where rank `source` signals a rank counter of rank `rank`.
+GPURT_FN u64* rank_counter_address(const Program& program, u32 counter, u32 rank, u32 source) {
+  const u64 place = u64{counter & ~kRankCounter} * program.rank_count + source;
+  return at<u64>(at<const u64>(program.peers)[rank] + program.rank_counters +
+                 place * kCounterStride);
+}
+
+// What a wait sees: of a rank counter the first word that is below the target, else the last one.
+struct Seen {
+  u64 value;
+  u32 rank;  // whose word it is
+};
+
+GPURT_FN Seen seen_of(const Program& program, u32 counter, u64 target) {
+  if (!is_rank_counter(counter)) return {load_acquire(counter_address(program, counter)), 0};
+  Seen seen = {0, 0};
+  for (u32 rank = 0; rank < program.rank_count; ++rank) {
+    const u64* word = rank_counter_address(program, counter, program.rank, rank);
+    seen = {load_acquire_system(word), rank};
+    if (seen.value < target) break;
+  }
+  return seen;
+}
+
+// `amount` signals to all ranks. The release passes on all that this thread has seen.
+GPURT_FN void signal_ranks(const Program& program, u32 counter, u32 amount) {
+  for (u32 rank = 0; rank < program.rank_count; ++rank)
+    add_release_system(rank_counter_address(program, counter, rank, program.rank), amount);
 }
 
 // For a counter without `ready` dependents; scheduler/queue.hpp has the signal that also pushes.

@@ -23,8 +23,18 @@ GPURT_FN bool must_end(u32& polls) {
   return is_look(++polls) && is_leaving();
 }
 
+// Out of line: no hot body waits for other ranks.
+__device__ __noinline__ bool wait_ranks(Wait wait, u64 round) {
+  const u64 target = counter_target(wait, round);
+  for (u32 polls = 0; seen_of(gpurt_program, wait.counter, target).value < target;) {
+    if (must_end(polls)) return false;
+  }
+  return true;
+}
+
 // One thread. False: the wait was given up.
 GPURT_FN bool wait_counter(const Wait& wait, u64 round) {
+  if (is_rank_counter(wait.counter)) return wait_ranks(wait, round);
   const u64* counter = counter_address(gpurt_program, wait.counter);
   const u64 target = counter_target(wait, round);
   for (u32 polls = 0; load_acquire(counter) < target;) {

@@ -17,6 +17,9 @@ constexpr u32 kParamsPerTask = 20;
 constexpr u32 kStopIdsPerRequest = 16;
 constexpr u32 kProposalsPerSlot = 15;  // a block of 16 rows: the last token, and proposals
 constexpr u32 kCounterStride = 64;     // bytes between counters: no two share a cache line on a CPU
+constexpr u32 kRanksMax = 8;           // of one group
+// Set in the index of a counter that all ranks signal: counter.hpp.
+constexpr u32 kRankCounter = 0x80000000u;
 
 // Element types as bodies see them in their parameters; gpurt/wire.py has the same numbers.
 enum DTypeCode : u32 {
@@ -33,7 +36,7 @@ enum DTypeCode : u32 {
 
 // ---- plan ------------------------------------------------------------------------------------
 struct Wait {
-  u32 counter;           // index into Program::counters
+  u32 counter;           // index into Program::counters, or kRankCounter and its number
   u32 signals_per_step;  // the wait of round r is for signals_per_step * r; see Variant
 };
 static_assert(sizeof(Wait) == 8);
@@ -71,7 +74,7 @@ struct alignas(16) TaskRecord {
   u16 wait_count;
   u16 signal_count;
   u16 layer;         // for traces only
-  u16 payload_mask;  // bit i: addr[i] lies in the payload arena; add (round & 1) * set bytes
+  u16 payload_mask;  // bit i: addr[i] has two sets; add (round & 1) * payload_set_bytes
   Wait wait[kWaitsPerTask];
   u32 signal[kSignalsPerTask];
   u32 tile[4];                // coordinates, meaning fixed by the body
@@ -290,6 +293,8 @@ enum FaultKind : u32 {
   kFaultHostBody = 6,        // a Python body raised
   kFaultCheckIn = 7,         // not every worker arrived
   kFaultCapacity = 8,        // a decider named more live slots (seen) than the plan has (needed)
+  kFaultPeer = 9,            // another rank, detail[0], gave up
+  kFaultRanksDiffer = 10,    // this rank sampled (seen) other tokens than rank 0 (needed)
 };
 
 struct Fault {
@@ -301,7 +306,7 @@ struct Fault {
   u64 seen;
   u64 needed;
   u64 waited_ns;
-  u32 detail[4];  // kFaultNonFinite: row, column, buffer argument index
+  u32 detail[4];  // kFaultNonFinite: row, column, buffer argument index. A rank counter's: the rank
 };
 static_assert(sizeof(Fault) == 64);
 
@@ -318,7 +323,9 @@ struct alignas(64) HostControl {
   u32 workers_in;     // workers that checked in since launch
   u64 heartbeat;      // steps finished since launch: the host's Session watches it
   u64 idle_since_ns;  // device clock when the last request ended, 0 while busy
-  u8 pad1[32];
+  u32 launch;         // which launch this is, from 1: the host sets it before
+  u32 ranks_in;       // ranks that this one knows to be in
+  u8 pad1[24];
   Fault fault;
 };
 static_assert(sizeof(HostControl) == 192);
@@ -340,11 +347,43 @@ struct alignas(64) DeviceControl {
   u32 workers_in;
   u64 submit_head;  // requests admitted; HostControl has a copy
   u32 cancel_seen;  // mirror_cancel when advance last read the flags
-  u8 pad1[20];
+  u32 launch;       // HostControl::launch
+  u64 order_count;  // StepOrders that rank 0 gave, or that this rank took
+  u8 pad1[8];
   u64 rounds[kVariantsPerPlan];  // several variants: steps of each so far, with those in `turns`
   u8 pad2[32];
 };
 static_assert(sizeof(DeviceControl) == 192);
+
+// ---- ranks -----------------------------------------------------------------------------------
+// Symmetric memory: the same layout on every rank, and every rank knows all of its addresses:
+//   RankControl | two StepOrders | rank counters | two sets of symmetric buffers
+// All its words only grow, also over launches, but for the counters: those return to zero before
+// their rank says that it is in, and nobody signals before all are in.
+struct alignas(64) RankControl {
+  u64 in[kRanksMax];  // by rank: the launch that it is in; written by that rank
+  u64 abort;          // launch << 8 | rank + 1 of one that gave up
+  u8 pad[56];
+};
+static_assert(sizeof(RankControl) == 128);
+
+enum OrderKind : u32 {
+  kOrderStep = 0,  // run this step
+  kOrderIdle = 1,  // there is none
+  kOrderExit = 2,  // leave
+};
+
+// What rank 0 decided, in every other rank's memory. A StepState and its rows as of step_state(),
+// without sampled tokens, and all SlotStates follow.
+struct alignas(64) StepOrder {
+  u64 stamp;   // launch << 40 | number from 1; stored last, with a release
+  u32 kind;    // OrderKind
+  u32 checks;  // 1: `check` is of the tokens that the step before this order sampled
+  u64 check;
+  u32 next_variant;  // of the step after
+  u8 pad[36];
+};
+static_assert(sizeof(StepOrder) == 64);
 
 // ---- trace -----------------------------------------------------------------------------------
 // One task on one worker. Times are ticks of Program::tick_ns_x1024 / 1024 nanoseconds.
@@ -420,10 +459,18 @@ struct alignas(64) Program {
   u32 team_warps;    // cuda: 16 or 1
   u32 variant_count;
   u32 reserved;
-  u64 decisions;  // Decision[]
-  u64 absents;    // Absent[]
+  u64 decisions;      // Decision[]
+  u64 absents;        // Absent[]
+  u64 symmetric;      // this rank's symmetric memory
+  u64 peers;          // u64[rank_count]: that of every rank, as this one reaches it
+  u64 rank_counters;  // byte in symmetric memory: u64 every kCounterStride bytes,
+                      // [rank_counter_count][rank_count]
+  u32 rank;
+  u32 rank_count;  // 1: alone, or one of several in loop-back
+  u32 rank_counter_count;
+  u32 reserved1;
   Variant variants[kVariantsPerPlan];
 };
-static_assert(sizeof(Program) == 448);
+static_assert(sizeof(Program) == 512);
 
 }  // namespace gpurt

@@ -5,6 +5,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+class Parking:
+    """Where workers without an open step sleep; one for all ranks of a group."""
+
+    def __init__(self) -> None: ...
+
 class HostExecutor:
     """Threads as workers over one wire.PROGRAM. `memory` is kept until the last worker ended."""
 
@@ -15,6 +20,7 @@ class HostExecutor:
         callbacks: list[Callable[[], object] | None],
         memory: object,
         scratch_bytes: int,
+        parking: Parking,
     ) -> None:
         """bodies[i] names the built-in body of records whose `body` is i; None: callbacks[task]."""
 

@@ -123,6 +123,7 @@ class Body:
     # those of the slots in use: the first word of argument `routes`. A task of another slot returns
     # at once, so running it is always right; under `claim` it need not run at all.
     dynamic: bool = False
+    ranks: bool = False  # it may have symmetric buffers among its arguments
 
     @property
     def is_user(self) -> bool:

@@ -1,7 +1,8 @@
 """Buffer: memory with a shape, a dtype and a role; Region: a box of a Buffer. Host only, no GPU.
 
 Roles: `weight` is never written while the kernel is resident, so it may be fetched early;
-`activation` lives inside a step; `state` outlives a step (KV cache, inputs, sampler).
+`activation` lives inside a step; `state` outlives a step (KV cache, inputs, sampler); `symmetric`
+lives inside a step, too, and every rank has one, which all ranks write.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from gpurt.errors import GraphError
 
-Role = Literal["weight", "activation", "state"]
+Role = Literal["weight", "activation", "state", "symmetric"]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 from gpurt.body import Body, Param
 from gpurt.buffer import DTYPES, Buffer, DType, Region, Role, u32
 from gpurt.errors import GraphError
-from gpurt.wire import PROPOSALS_PER_SLOT
+from gpurt.wire import PROPOSALS_PER_SLOT, RANKS_MAX
 
 Operand = Buffer | Region
 
@@ -40,7 +40,8 @@ class Graph:
 
     rows: rows (tokens) one step can carry; a plan may add smaller step sizes. slots: sequences one
     step can mix. context: positions of one sequence. vocab: logits a row, 0 for a graph that makes
-    no tokens.
+    no tokens. rank, rank_count: whose share of a model this is, of how many; gpurt/ranks.py makes
+    a group of all of them.
     Not thread-safe. Change no Graph that was planned: plans and sessions rely on it.
     Methods that add a buffer raise GraphError for an unknown dtype, an empty axis, blocks that do
     not divide a row, and a name that is taken.
@@ -54,8 +55,10 @@ class Graph:
         slots: int = 1,
         context: int = 1,
         vocab: int = 0,
+        rank: int = 0,
+        rank_count: int = 1,
     ) -> None:
-        """Start an empty graph. Raises: GraphError if a bound is not positive."""
+        """Start an empty graph. Raises: GraphError for a bound that is not positive, or a rank."""
         for what, value in (("rows", rows), ("slots", slots), ("context", context)):
             if value < 1:
                 raise GraphError(f"{what} is {value} - at {name} - use 1 or more")
@@ -66,6 +69,11 @@ class Graph:
             context,
             vocab,
         )
+        if not 0 <= rank < rank_count <= RANKS_MAX:
+            msg = f"rank {rank} of {rank_count} - at {name}"
+            raise GraphError(f"{msg} - ranks count from 0, and a group has at most {RANKS_MAX}")
+        self.rank, self.rank_count = rank, rank_count
+        self.group: tuple[Graph, ...] = (self,)  # the graphs of all ranks, once they are grouped
         self.buffers: list[Buffer] = []
         self.operators: list[Operator] = []
         self.inputs: dict[str, Buffer] = {}
@@ -97,6 +105,13 @@ class Graph:
         """
         shape = [self.rows * per_row, width]
         return self._buffer(name, shape, dtype, "activation", None, per_row)
+
+    def symmetric(self, name: str, shape: Sequence[int], dtype: DType | str) -> Buffer:
+        """A buffer that lives inside a step and that every rank has. Only collectives use it: a
+        task that writes a region does so on all ranks (graphs/collectives.py), so what is declared
+        is what all ranks together write here.
+        """
+        return self._buffer(name, shape, dtype, "symmetric", None)
 
     def state(
         self, name: str, shape: Sequence[int], dtype: DType | str, source: Any = None

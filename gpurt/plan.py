@@ -44,9 +44,17 @@ TASK_EXPERT_STREAM = int(TaskFlags.EXPERT_STREAM)
 ARENA_ALIGN_BYTES = 256
 
 Policy = Literal["static", "claim", "ready"]
-Memory = Literal["weight", "state", "activation", "payload", "step"]
-EdgeKind = Literal["order", "counter", "payload"]
-MEMORIES: tuple[Memory, ...] = ("weight", "state", "activation", "payload", "step")
+Memory = Literal["weight", "state", "activation", "payload", "symmetric", "step"]
+EdgeKind = Literal["order", "counter", "payload", "ranks"]
+MEMORIES: tuple[Memory, ...] = (
+    "weight",
+    "state",
+    "activation",
+    "payload",
+    "symmetric",
+    "step",
+)
+TWO_SETS: tuple[Memory, ...] = ("payload", "symmetric")  # which one is in use alternates by step
 POLICIES: tuple[Policy, ...] = ("static", "claim", "ready")
 
 Bounds = tuple[tuple[int, int], ...]
@@ -58,7 +66,8 @@ class PlanBuffer:
     """A buffer's place: `offset_bytes` in the arena of its `memory`.
 
     source: name of the Graph's buffer that it holds; differs from `name` only where two operators
-    want one weight in two packings. payload: one set; the other lies `payload_set_bytes` further.
+    want one weight in two packings. payload, symmetric: one set; the other lies
+    `payload_set_bytes` further.
     """
 
     name: str
@@ -126,11 +135,15 @@ class PlanTask:
 
 @dataclass(frozen=True, slots=True)
 class PlanCounter:
-    """A word that only grows. successors: tasks under `ready` that wait for it."""
+    """A word that only grows. successors: tasks under `ready` that wait for it.
+
+    ranks: the producers of every rank signal it, on every rank; who waits does so for all of them.
+    """
 
     signals_per_step: int
     producers: tuple[int, ...]
     successors: tuple[int, ...]
+    ranks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +203,9 @@ class PlanEdge:
 class Plan:
     """What an executor runs. lists[worker][segment]: task indices, () unless it is static.
 
-    rows, slots, context, vocab: bounds of one step, as in Graph. variants: ascending by rows; ()
-    if there is one, of `rows` rows and all tasks: see `step_variants`. profile: with policy `auto`,
-    where policy and edges come from.
+    rows, slots, context, vocab: bounds of one step, as in Graph; so rank, rank_count. variants:
+    ascending by rows; () if there is one, of `rows` rows and all tasks: see `step_variants`.
+    profile: with policy `auto`, where policy and edges come from.
     """
 
     version: int
@@ -212,6 +225,8 @@ class Plan:
     payload_set_bytes: int = 0
     variants: tuple[PlanVariant, ...] = ()
     profile: str = ""
+    rank: int = 0
+    rank_count: int = 1
 
     def check(self) -> None:
         """Prove the plan. Raises: PlanError naming the task, what is wrong and what to do."""
@@ -232,9 +247,13 @@ class Plan:
         raise PlanError(f"no buffer is named {name!r} - at plan {self.name} - see print(plan)")
 
     def arena_bytes(self, memory: Memory) -> int:
-        """Bytes of the arena of one kind of memory; `payload`: of ONE of its two sets."""
+        """Bytes of the arena of one kind of memory; with two sets: of ONE of them."""
         ends = [b.offset_bytes + b.size_bytes for b in self.buffers if b.memory == memory]
         return align_up(max(ends, default=0))
+
+    def two_sets_bytes(self, memory: Memory) -> int:
+        """Bytes of both sets of `payload` or `symmetric` buffers."""
+        return 2 * self.payload_set_bytes if self.arena_bytes(memory) else 0
 
     def describe(self, bandwidth_bytes_per_s: float = 0.0) -> str:
         """The table of print(plan); with a bandwidth, also the floor of a step's time."""
@@ -365,6 +384,7 @@ def _to_wire(plan: Plan) -> dict[str, Any]:
         "payload_set_bytes": plan.payload_set_bytes,
         "variants": [_row(v) for v in plan.variants],
         "profile": plan.profile,
+        "ranks": [plan.rank, plan.rank_count],
     }
 
 
@@ -380,6 +400,7 @@ def _from_wire(wire: dict[str, Any]) -> Plan:
             values[15] = PlanExpert(*values[15])
         tasks.append(PlanTask(*values))
     rows, slots, context, vocab = wire["bounds"]
+    rank, rank_count = wire.get("ranks", (0, 1))
     return Plan(
         version=wire["version"],
         name=wire["name"],
@@ -401,4 +422,6 @@ def _from_wire(wire: dict[str, Any]) -> Plan:
         payload_set_bytes=wire["payload_set_bytes"],
         variants=tuple(PlanVariant(*row) for row in wire.get("variants", ())),
         profile=wire.get("profile", ""),
+        rank=rank,
+        rank_count=rank_count,
     )

@@ -31,6 +31,8 @@ PROPOSALS_PER_SLOT = 15
 VARIANTS_PER_PLAN = 4
 TURN_COUNT = 4  # DeviceControl.turns
 COUNTER_STRIDE = 64  # bytes between counters
+RANKS_MAX = 8
+RANK_COUNTER = 0x80000000  # set in the index of a counter that all ranks signal
 SPAN_COUNT_STRIDE = 64  # bytes between the span counts of two workers
 SPANS_UNPUBLISHED = 64  # that a worker on the GPU stores before it publishes its count
 NO_SAMPLE = 0xFFFFFFFF
@@ -131,6 +133,14 @@ class KernelState(IntEnum):
     ENDING = 2
 
 
+class OrderKind(IntEnum):
+    """What rank 0 tells the others."""
+
+    STEP = 0
+    IDLE = 1
+    EXIT = 2
+
+
 class FaultKind(IntEnum):
     """What a worker gave up on."""
 
@@ -143,6 +153,8 @@ class FaultKind(IntEnum):
     HOST_BODY = 6
     CHECK_IN = 7
     CAPACITY = 8
+    PEER = 9
+    RANKS_DIFFER = 10
 
 
 def _struct(size_bytes: int, *fields: tuple[Any, ...]) -> np.dtype[Any]:
@@ -314,7 +326,9 @@ HOST_CONTROL = _struct(
     ("workers_in", "u4"),
     ("heartbeat", "u8"),
     ("idle_since_ns", "u8"),
-    ("pad1", "u1", 32),
+    ("launch", "u4"),
+    ("ranks_in", "u4"),
+    ("pad1", "u1", 24),
     ("fault", FAULT),
 )
 
@@ -332,9 +346,23 @@ DEVICE_CONTROL = _struct(
     ("workers_in", "u4"),
     ("submit_head", "u8"),
     ("cancel_seen", "u4"),
-    ("pad1", "u1", 20),
+    ("launch", "u4"),
+    ("order_count", "u8"),
+    ("pad1", "u1", 8),
     ("rounds", "u8", VARIANTS_PER_PLAN),
     ("pad2", "u1", 32),
+)
+
+RANK_CONTROL = _struct(128, ("in", "u8", RANKS_MAX), ("abort", "u8"), ("pad", "u1", 56))
+
+STEP_ORDER = _struct(
+    64,
+    ("stamp", "u8"),
+    ("kind", "u4"),
+    ("checks", "u4"),
+    ("check", "u8"),
+    ("next_variant", "u4"),
+    ("pad", "u1", 36),
 )
 
 SPAN = _struct(
@@ -370,11 +398,11 @@ _PROGRAM_U32 = """
     team_warps variant_count reserved
 """
 PROGRAM = _struct(
-    448,
+    512,
     *((n, "u8") for n in _PROGRAM_U64.split()),
     *((n, "u4") for n in _PROGRAM_U32.split()),
-    ("decisions", "u8"),
-    ("absents", "u8"),
+    *((n, "u8") for n in ["decisions", "absents", "symmetric", "peers", "rank_counters"]),
+    *((n, "u4") for n in ["rank", "rank_count", "rank_counter_count", "reserved1"]),
     ("variants", VARIANT, VARIANTS_PER_PLAN),
 )
 
@@ -397,6 +425,8 @@ STRUCTS: dict[str, np.dtype[Any]] = {
     "Fault": FAULT,
     "HostControl": HOST_CONTROL,
     "DeviceControl": DEVICE_CONTROL,
+    "RankControl": RANK_CONTROL,
+    "StepOrder": STEP_ORDER,
     "Span": SPAN,
     "StepSummary": STEP_SUMMARY,
     "Program": PROGRAM,

@@ -16,7 +16,7 @@ def all_reduce(graph: Graph, part: Buffer, ranks: int, *, per_row: int = 1) -> B
     if ranks == 1:
         return part
     rows, width = part.shape
-    slots = graph.activation(f"{part.name}.slots", [ranks, rows, width], f32)
+    slots = graph.symmetric(f"{part.name}.slots", [ranks, rows, width], f32)
     publish(graph, part, slots, per_row=per_row)
     y = graph.activation(f"{part.name}.sum", [rows, width], f32)
     collect(graph, slots, y, kind=SUM, per_row=per_row)
@@ -28,7 +28,7 @@ def all_gather(graph: Graph, part: Buffer, ranks: int, *, sampled: bool = False)
     if ranks == 1:
         return part
     rows, width = part.shape
-    slots = graph.activation(f"{part.name}.slots", [ranks, rows, width], f32)
+    slots = graph.symmetric(f"{part.name}.slots", [ranks, rows, width], f32)
     publish(graph, part, slots, sampled=sampled)
     y = graph.activation(f"{part.name}.all", [rows, ranks * width], f32)
     collect(graph, slots, y, kind=SIDE_BY_SIDE, sampled=sampled)

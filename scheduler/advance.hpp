@@ -14,6 +14,7 @@
 //            holds what then waits for a row -> steps_open
 //
 // So a prompt that comes while the others decode begins with a step of the decode variant.
+// Of several ranks only rank 0 does this; the others take its order (ranks.hpp).
 //
 // Run by ONE thread, after all tasks of its step; the release of steps_open passes on what it
 // wrote. Portable: on the GPU it is one thread on the critical path, so what it needs each step
@@ -23,16 +24,11 @@
 #include "acceptance.hpp"
 #include "bodies/context.hpp"
 #include "queue.hpp"
+#include "ranks.hpp"
 #include "task_source.hpp"
 
 namespace gpurt {
 
-GPURT_FN DeviceControl* device_control(const Program& program) {
-  return at<DeviceControl>(program.device_control);
-}
-GPURT_FN HostControl* host_control(const Program& program) {
-  return at<HostControl>(program.host_control);
-}
 GPURT_FN RequestRecord* request_record(const Program& program, u32 entry) {
   return at<RequestRecord>(program.requests) + entry;
 }
@@ -343,10 +339,29 @@ GPURT_FN void fix_turn(const Program& program, u64 step, u32 variant) {
   store_release(&control->turns[step % kTurnCount], make_turn(round, variant));
 }
 
+// The next step as the StepState has it: from here on workers run it. next_variant: of the one
+// after.
+GPURT_FN void open_step(const Program& program, u64 step, u32 next_variant, u64 now_ns) {
+  const StepState* state = step_state(program);
+  if (program.summary_capacity != 0) {
+    StepSummary* summary = step_summary(program, step);
+    summary->step = step;
+    summary->begin_ns = now_ns;
+    summary->end_ns = 0;
+    summary->rows = state->rows;
+    summary->phase = static_cast<u16>(state->phase);
+    summary->variant = static_cast<u16>(state->variant);
+  }
+  if (program.variant_count != 1) fix_turn(program, step + 1, next_variant);
+  push_roots(program, program.variants[state->variant], state->round);
+  store_release(&device_control(program)->steps_open, step + 1);
+}
+
 // By whoever owns admission: advance, or the controller while idle. Opens the next step, or sets
 // idle if there is nothing to run. The controller needs no drafter: nothing was decoding.
+// sampled: what ranks compare; null: no step has ended since they did.
 GPURT_FN void start_next_step(const Program& program, u64 now_ns,
-                              const Drafter& drafter = {nullptr, 0}) {
+                              const Drafter& drafter = {nullptr, 0}, const u64* sampled = nullptr) {
   DeviceControl* control = device_control(program);
   const u64 step = load_relaxed(&control->steps_open);
   admit(program, step, now_ns);
@@ -355,6 +370,7 @@ GPURT_FN void start_next_step(const Program& program, u64 now_ns,
   const Variant& variant = program.variants[turn_variant(turn)];
   const StepRowCounts counts = build_rows(program, step, variant.rows, drafter);
   if (counts.rows == 0) {
+    if (sampled != nullptr) give_order(program, kOrderIdle, sampled, 0);
     store_relaxed_system(&host_control(program)->idle_since_ns, now_ns);
     store_release(&control->idle, 1);
     return;
@@ -372,18 +388,20 @@ GPURT_FN void start_next_step(const Program& program, u64 now_ns,
     const SlotState& slot = at<const SlotState>(program.slots)[first.slot];
     state->phase = first.position >= slot.prompt_tokens ? kPhaseDecode : kPhasePrefill;
   }
-  if (program.summary_capacity != 0) {
-    StepSummary* summary = step_summary(program, step);
-    summary->step = step;
-    summary->begin_ns = now_ns;
-    summary->end_ns = 0;
-    summary->rows = counts.rows;
-    summary->phase = static_cast<u16>(state->phase);
-    summary->variant = static_cast<u16>(state->variant);
-  }
-  if (program.variant_count != 1) fix_turn(program, step + 1, fitting_variant(program));
-  push_roots(program, variant, turn_round(turn));
-  store_release(&control->steps_open, step + 1);
+  const u32 next_variant = program.variant_count == 1 ? 0 : fitting_variant(program);
+  give_order(program, kOrderStep, sampled, next_variant);
+  open_step(program, step, next_variant, now_ns);
+}
+
+GPURT_FN void harvest(const Program& program, u64 step, const Drafter& drafter, u64 now_ns) {
+  DeviceControl* control = device_control(program);
+  const u32 cancel_count = load_acquire(&control->mirror_cancel);
+  const bool cancel_changed = cancel_count != control->cancel_seen;
+  if (cancel_changed) control->cancel_seen = cancel_count;
+  SlotState* slots = at<SlotState>(program.slots);
+  for (u32 i = 0; i < program.slot_count; ++i)
+    if (slots[i].active != 0)
+      harvest_slot(program, slots[i], step, drafter, now_ns, cancel_changed);
 }
 
 // record: of the advance task.
@@ -392,16 +410,16 @@ GPURT_FN void advance(const Program& program, const TaskRecord& record) {
   const u64 now_ns = clock_ns();
   const u64 step = load_relaxed(&control->steps_open) - 1;
   if (program.summary_capacity != 0) step_summary(program, step)->end_ns = now_ns;
-  const u32 cancel_count = load_acquire(&control->mirror_cancel);
-  const bool cancel_changed = cancel_count != control->cancel_seen;
-  if (cancel_changed) control->cancel_seen = cancel_count;
   const Drafter drafter = {at<const Proposals>(record.addr[1]), record.param[0]};
-  SlotState* slots = at<SlotState>(program.slots);
-  for (u32 i = 0; i < program.slot_count; ++i)
-    if (slots[i].active != 0)
-      harvest_slot(program, slots[i], step, drafter, now_ns, cancel_changed);
+  const bool leads = program.rank == 0;
+  if (leads) harvest(program, step, drafter, now_ns);
   store_relaxed_system(&host_control(program)->heartbeat, step_count(program, step));
-  start_next_step(program, now_ns, drafter);
+  if (!leads) {  // its controller opens the next step, once rank 0 says which
+    store_release(&control->idle, 1);
+    return;
+  }
+  const u64 sampled = program.rank_count > 1 ? sampled_check(program) : 0;
+  start_next_step(program, now_ns, drafter, &sampled);
 }
 
 }  // namespace gpurt

@@ -7,6 +7,7 @@
 // Both fences are sequentially consistent, so at least one side sees the other: no request is left
 // to a kernel that is going away. The kernel ends only while idle: no step is open, no task runs.
 // On the GPU a warp of block 0 plays it; on the host worker 0 does while it waits for a step.
+// With several ranks, rank 0's does all that; another's opens the steps that rank 0 orders.
 #pragma once
 #include "advance.hpp"
 
@@ -18,8 +19,9 @@ struct Controller {
   u64 idle_ns;   // when it was first seen idle
   u32 is_running;
   u32 is_idle;
-  u32 is_yielding;  // its residency is over: it ends at the next request boundary
-  u32 is_over;      // exit is set, which is final: a step opened now would find no workers
+  u32 is_yielding;   // its residency is over: it ends at the next request boundary
+  u32 is_over;       // exit is set, which is final: a step opened now would find no workers
+  u32 is_announced;  // all peers know that this rank is in
 };
 
 GPURT_FN void controller_start(Controller& controller) {
@@ -29,6 +31,7 @@ GPURT_FN void controller_start(Controller& controller) {
   controller.is_idle = 0;
   controller.is_yielding = 0;
   controller.is_over = 0;
+  controller.is_announced = 0;
 }
 
 // The first to give up writes the Fault and raises abort; all others only leave. Out of the hot
@@ -45,6 +48,17 @@ GPURT_FN void raise_fault(const Program& program, const Fault& fault) {
   out->waited_ns = fault.waited_ns;
   for (u32 i = 0; i < 4; ++i) out->detail[i] = fault.detail[i];
   store_release_system(&out->kind, fault.kind);
+  if (fault.kind != kFaultPeer) tell_abort(program);
+}
+
+// Follows a rank that gave up: this one's report names it.
+GPURT_FN void follow_abort(const Program& program) {
+  const u32 rank = rank_that_aborted(program);
+  if (rank == program.rank_count) return;
+  Fault fault = {};
+  fault.kind = kFaultPeer;
+  fault.detail[0] = rank;
+  raise_fault(program, fault);
 }
 
 // What advance needs of the host's words. Stateless, so any thread may call it: all four words only
@@ -59,15 +73,21 @@ GPURT_FN u64 controller_mirror(const Program& program) {
   if (load_relaxed(&control->mirror_cancel) != cancel_count)
     store_release(&control->mirror_cancel, cancel_count);
   if (load_relaxed_system(&host->exit_request) != 0) store_relaxed(&control->mirror_exit, 1);
-  if (load_relaxed_system(&host->abort_request) != 0) exchange_acq_rel(&control->abort, 1);
+  if (load_relaxed_system(&host->abort_request) != 0 && exchange_acq_rel(&control->abort, 1) == 0)
+    tell_abort(program);
+  if (program.rank_count > 1) follow_abort(program);
   return tail;
 }
 
-// Waits until all workers are there: only then may a request count on the kernel.
+// Waits until all workers are there: only then may a request count on the kernel. Then for the
+// other ranks, which may come minutes later: no time-out runs before all are in.
 GPURT_FN void controller_check_in(const Program& program, Controller& controller, u64 now_ns) {
   const u32 in = load_acquire(&device_control(program)->workers_in);
   store_relaxed_system(&host_control(program)->workers_in, in);
   if (in == program.worker_count) {
+    if (controller.is_announced == 0) announce(program);
+    controller.is_announced = 1;
+    if (!all_ranks_in(program)) return;
     controller.is_running = 1;
     controller.begin_ns = now_ns;
     store_release_system(&host_control(program)->kernel_state, kKernelRunning);
@@ -94,7 +114,38 @@ GPURT_FN void controller_end(const Program& program, Controller& controller) {
     return;
   }
   controller.is_over = 1;
+  give_order(program, kOrderExit, nullptr, 0);
   store_release(&control->exit, 1);
+}
+
+// A rank other than 0 is done with its step: takes the next order, if it is there.
+GPURT_FN void controller_follow(const Program& program, Controller& controller, u64 now_ns) {
+  DeviceControl* control = device_control(program);
+  if (load_acquire(&control->idle) == 0 || !has_order(program)) return;
+  StepOrder* order = next_order(program);
+  if (order->checks != 0) {
+    const u64 sampled = sampled_check(program);
+    if (sampled != order->check) {
+      Fault fault = {};
+      fault.kind = kFaultRanksDiffer;
+      fault.step = load_relaxed(&control->steps_open) - 1;
+      fault.seen = sampled;
+      fault.needed = order->check;
+      raise_fault(program, fault);
+      return;
+    }
+  }
+  const u32 kind = order->kind, next_variant = order->next_variant;
+  if (kind == kOrderStep) copy_step(program, own_parts(program), order_parts(program, order));
+  ++control->order_count;
+  if (kind == kOrderExit) {
+    controller.is_over = 1;
+    store_release_system(&host_control(program)->kernel_state, kKernelEnding);
+    store_release(&control->exit, 1);
+  } else if (kind == kOrderStep) {
+    store_relaxed(&control->idle, 0);
+    open_step(program, load_relaxed(&control->steps_open), next_variant, now_ns);
+  }
 }
 
 // One look. Called again and again by one thread until it sees abort or exit set.
@@ -105,6 +156,10 @@ GPURT_FN void controller_poll(const Program& program, Controller& controller) {
   const u64 now_ns = clock_ns();
   if (controller.is_running == 0) {
     controller_check_in(program, controller, now_ns);
+    return;
+  }
+  if (program.rank != 0) {
+    controller_follow(program, controller, now_ns);
     return;
   }
   if (program.residency_ns != 0 && now_ns - controller.begin_ns >= program.residency_ns) {

@@ -51,11 +51,15 @@ class HostPlatform {
 
   static u64 ticks() { return clock_ns(); }
 
-  u32 run_body(const TaskRecord& record, u64 step) {
-    (void)step;
-    if (const HostBody body = executor_.bodies_[record.body]; body != nullptr)
-      return body(record, context_);
-    return executor_.callback_(record.task_index, context_.worker);
+  u32 run_body(const TaskRecord& record, u64) {
+    const HostBody body = executor_.bodies_[record.body];
+    if (body == nullptr) return executor_.callback_(record.task_index, context_.worker);
+    if (record.payload_mask == 0) return body(record, context_);
+    TaskRecord placed = record;  // in this step's set of the symmetric buffers
+    for (u32 i = 0; i < kAddrsPerTask; ++i)
+      placed.addr[i] =
+          arg_address(record, i, context_.step->round, context_.program->payload_set_bytes);
+    return body(placed, context_);
   }
 
   u32 nap_polls() const { return executor_.spin_polls_ + kYieldPolls; }
@@ -79,14 +83,16 @@ class HostPlatform {
       sched_yield();
     } else {
       const DeviceControl* control = device_control(executor_.program_);
-      executor_.parking_.park(controls ? kControllerParkNs : kParkNs, [=] {
+      const Program& program = executor_.program_;
+      const bool follows = controls && program.rank != 0;
+      executor_.parking_->park(controls ? kControllerParkNs : kParkNs, [&] {
         return load_acquire(&control->steps_open) > step || load_relaxed(&control->abort) != 0 ||
-               load_acquire(&control->exit) != 0;
+               load_acquire(&control->exit) != 0 || (follows && has_order(program));
       });
     }
   }
 
-  void step_opened() { executor_.parking_.wake(); }
+  void step_opened() { executor_.parking_->wake(); }
 
  private:
   HostExecutor& executor_;
@@ -95,15 +101,17 @@ class HostPlatform {
 };
 
 HostExecutor::HostExecutor(const Program& program, std::vector<HostBody> bodies, Callback callback,
-                           u64 scratch_bytes)
+                           u64 scratch_bytes, std::shared_ptr<Parking> parking)
     : program_(program),
       bodies_(std::move(bodies)),
       callback_(std::move(callback)),
       scratch_bytes_((scratch_bytes + kScratchAlignBytes) / kScratchAlignBytes *
-                     kScratchAlignBytes) {
+                     kScratchAlignBytes),
+      parking_(std::move(parking)) {
   // The host's own thread is mostly asleep while requests run, so it needs no core.
   const u32 cores = std::max(1U, std::thread::hardware_concurrency());
-  spin_polls_ = program.worker_count <= cores ? kSpinPollsOwnCore : kSpinPollsShared;
+  const u32 workers = program.worker_count * program.rank_count;
+  spin_polls_ = workers <= cores ? kSpinPollsOwnCore : kSpinPollsShared;
 }
 
 HostExecutor::~HostExecutor() {

@@ -71,9 +71,10 @@ class HostExecutor {
   using Callback = std::function<u32(u32 task, u32 worker)>;
 
   // bodies[i] runs records whose `body` is i; null: `callback` does. `program` and all it points to
-  // must live longer than this object.
+  // must live longer than this object. parking: one for all ranks of a group, since what one of
+  // them says wakes the others.
   HostExecutor(const Program& program, std::vector<HostBody> bodies, Callback callback,
-               u64 scratch_bytes);
+               u64 scratch_bytes, std::shared_ptr<Parking> parking);
   HostExecutor(const HostExecutor&) = delete;
   HostExecutor& operator=(const HostExecutor&) = delete;
   ~HostExecutor();  // aborts and joins
@@ -85,7 +86,7 @@ class HostExecutor {
   // Workers leave at their next wait, or after the body they are in.
   void abort();
   // After the host changed a word that the controller reads.
-  void wake() { parking_.wake(); }
+  void wake() { parking_->wake(); }
 
  private:
   friend class HostPlatform;
@@ -98,7 +99,7 @@ class HostExecutor {
   const Callback callback_;
   const u64 scratch_bytes_;
   u32 spin_polls_;
-  Parking parking_;
+  const std::shared_ptr<Parking> parking_;
   std::vector<std::thread> threads_;
   mutable std::mutex mutex_;
   std::condition_variable ended_;

@@ -21,17 +21,21 @@ inline void reset_for_launch(const Program& program) {
   zero_words(p.held_tickets, u64{p.worker_count} * p.segment_count * sizeof(u64));
   zero_words(p.slots, u64{p.slot_count} * sizeof(SlotState));
   zero_words(p.device_control, sizeof(DeviceControl));
+  zero_words(p.symmetric + p.rank_counters,
+             u64{p.rank_counter_count} * p.rank_count * kCounterStride);
   HostControl* host = host_control(p);
   DeviceControl* control = device_control(p);
   control->steps_open = p.first_step;
   control->submit_head = host->submit_head;
   control->idle = 1;
+  control->launch = host->launch;
   // What a launch is for begins with a prompt.
   fix_turn(p, p.first_step, p.variant_count - 1);
   host->fault = Fault{};
   host->exit_request = 0;
   host->abort_request = 0;
   host->workers_in = 0;
+  host->ranks_in = 0;
   host->heartbeat = 0;
   store_release_system(&host->kernel_state, kKernelAbsent);
 }

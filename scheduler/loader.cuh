@@ -211,8 +211,10 @@ struct Watch {
   // Whether the task lacks a counter edge; then the fault names it.
   __device__ static bool find_edge(const TaskRecord& record, u64 round, Fault& fault) {
     for (u32 i = 0; i < record.wait_count; ++i) {
-      fault.seen = load_acquire(counter_address(gpurt_program, record.wait[i].counter));
       fault.needed = counter_target(record.wait[i], round);
+      const Seen seen = seen_of(gpurt_program, record.wait[i].counter, fault.needed);
+      fault.seen = seen.value;
+      fault.detail[0] = seen.rank;
       fault.counter = record.wait[i].counter;
       if (fault.seen < fault.needed) return true;
     }

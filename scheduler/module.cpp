@@ -30,7 +30,8 @@ u64 to_ns(double seconds) {
 class PyHostExecutor {
  public:
   PyHostExecutor(u64 program, const std::vector<std::optional<std::string>>& bodies,
-                 py::list callbacks, py::object memory, u64 scratch_bytes)
+                 py::list callbacks, py::object memory, u64 scratch_bytes,
+                 std::shared_ptr<Parking> parking)
       : callbacks_(std::move(callbacks)), memory_(std::move(memory)) {
     std::vector<HostBody> table;
     for (const std::optional<std::string>& name : bodies) {
@@ -41,7 +42,8 @@ class PyHostExecutor {
     }
     executor_ = std::make_unique<HostExecutor>(
         *at<const Program>(program), std::move(table),
-        [this](u32 task, u32 worker) { return call(task, worker); }, scratch_bytes);
+        [this](u32 task, u32 worker) { return call(task, worker); }, scratch_bytes,
+        std::move(parking));
   }
   PyHostExecutor(const PyHostExecutor&) = delete;
   PyHostExecutor& operator=(const PyHostExecutor&) = delete;
@@ -139,9 +141,10 @@ PYBIND11_MODULE(_native, m) {
   m.def("dlpack_view", &gpurt::dlpack_view);
   m.def("clock_ns", [] { return gpurt::clock_ns(); });
   m.def("wait_output", &gpurt::wait_output, py::call_guard<py::gil_scoped_release>());
+  py::class_<gpurt::Parking, std::shared_ptr<gpurt::Parking>>(m, "Parking").def(py::init<>());
   py::class_<PyHostExecutor>(m, "HostExecutor")
       .def(py::init<gpurt::u64, const std::vector<std::optional<std::string>>&, py::list,
-                    py::object, gpurt::u64>())
+                    py::object, gpurt::u64, std::shared_ptr<gpurt::Parking>>())
       .def("launch", &PyHostExecutor::launch)
       .def("running", &PyHostExecutor::running)
       .def("join", &PyHostExecutor::join)

@@ -60,6 +60,10 @@ GPURT_FN bool arrive(const Program& program, u32 successor, u64 round) {
 // that became ready are pushed, but for one of them if `kept` is given: that one is the caller's to
 // run next.
 GPURT_FN void signal_many(const Program& program, u32 counter, u32 amount, u64 round, u32* kept) {
+  if (is_rank_counter(counter)) {  // nobody under `ready` waits for one
+    signal_ranks(program, counter, amount);
+    return;
+  }
   const CounterInfo& info = at<const CounterInfo>(program.counter_infos)[counter];
   u64* word = counter_address(program, counter);
   if (info.successor_count == 0) {

@@ -150,6 +150,13 @@ __device__ __forceinline__ void push_successors(const u32* successors, u32 count
 // All lanes of the storer, converged.
 __device__ __forceinline__ void signal_by_warp(u32 counter, u64 round, u32 amount = 1) {
   const Program& program = gpurt_program;
+  if (is_rank_counter(counter)) {  // a lane a rank: their round trips overlap
+    const u32 rank = threadIdx.x % 32;
+    if (rank < program.rank_count)
+      add_release_system(rank_counter_address(program, counter, rank, program.rank), amount);
+    __syncwarp();
+    return;
+  }
   const CounterInfo& info = at<const CounterInfo>(program.counter_infos)[counter];
   u64* word = counter_address(program, counter);
   const u32 count = info.successor_count;

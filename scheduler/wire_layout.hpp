@@ -47,10 +47,14 @@ namespace gpurt {
   X(kind) X(worker) X(task) X(counter) X(step) X(seen) X(needed) X(waited_ns) X(detail)
 #define GPURT_FIELDS_HostControl(X) \
   X(submit_tail) X(exit_request) X(abort_request) X(cancel_count) X(pad0) X(submit_head) \
-  X(kernel_state) X(workers_in) X(heartbeat) X(idle_since_ns) X(pad1) X(fault)
+  X(kernel_state) X(workers_in) X(heartbeat) X(idle_since_ns) X(launch) X(ranks_in) X(pad1) \
+  X(fault)
 #define GPURT_FIELDS_DeviceControl(X) \
   X(steps_open) X(turns) X(pad0) X(mirror_submit_tail) X(mirror_exit) X(mirror_cancel) X(abort) \
-  X(exit) X(idle) X(workers_in) X(submit_head) X(cancel_seen) X(pad1) X(rounds) X(pad2)
+  X(exit) X(idle) X(workers_in) X(submit_head) X(cancel_seen) X(launch) X(order_count) X(pad1) \
+  X(rounds) X(pad2)
+#define GPURT_FIELDS_RankControl(X) X(in) X(abort) X(pad)
+#define GPURT_FIELDS_StepOrder(X) X(stamp) X(kind) X(checks) X(check) X(next_variant) X(pad)
 #define GPURT_FIELDS_Span(X) X(begin) X(task) X(step) X(wait) X(stall) X(run) X(worker)
 #define GPURT_FIELDS_StepSummary(X) X(step) X(begin_ns) X(end_ns) X(rows) X(phase) X(variant)
 #define GPURT_FIELDS_Program(X) \
@@ -63,13 +67,14 @@ namespace gpurt {
   X(worker_count) X(counter_count) X(rows_capacity) X(slot_count) X(queue_capacity) \
   X(context_capacity) X(span_capacity) X(summary_capacity) X(sample_period) \
   X(vocab_size) X(prefill_rows) X(team_warps) X(variant_count) X(reserved) X(decisions) X(absents) \
-  X(variants)
+  X(symmetric) X(peers) X(rank_counters) X(rank) X(rank_count) X(rank_counter_count) \
+  X(reserved1) X(variants)
 
 #define GPURT_STRUCTS(X) \
   X(Wait) X(TaskRecord) X(Segment) X(Variant) X(CounterInfo) X(Cursor) X(Published) X(Absent) \
   X(Decision) X(RowState) X(StepState) \
   X(RequestRecord) X(RequestOutput) X(Proposals) X(SlotState) X(Fault) X(HostControl) \
-  X(DeviceControl) X(Span) X(StepSummary) X(Program)
+  X(DeviceControl) X(RankControl) X(StepOrder) X(Span) X(StepSummary) X(Program)
 // clang-format on
 
 inline pybind11::dict wire_layout() {
@@ -91,8 +96,8 @@ inline pybind11::dict wire_layout() {
 // clang-format off
 #define GPURT_CONSTANTS(X) \
   X(kWaitsPerTask) X(kSignalsPerTask) X(kAddrsPerTask) X(kParamsPerTask) X(kStopIdsPerRequest) \
-  X(kProposalsPerSlot) X(kVariantsPerPlan) X(kTurnCount) X(kCounterStride) \
-  X(kSpanCountStride) X(kSpansUnpublished) X(kNoSample) \
+  X(kProposalsPerSlot) X(kVariantsPerPlan) X(kTurnCount) X(kCounterStride) X(kRanksMax) \
+  X(kRankCounter) X(kSpanCountStride) X(kSpansUnpublished) X(kNoSample) \
   X(kF32) X(kF16) X(kBf16) X(kI32) X(kU32) X(kU8) X(kQ41) X(kQ80) X(kNvfp4) X(kTaskAdvance) \
   X(kTaskPayloadIn) \
   X(kTaskPayloadOut) X(kTaskRearm) X(kTaskDecides) X(kTaskExpertStream) X(kTaskWakes) X(kOnlyWait) \
@@ -104,7 +109,8 @@ inline pybind11::dict wire_layout() {
   X(kFinishStop) X(kFinishLength) X(kFinishCancelled) X(kFinishFault) X(kFinishSteps) \
   X(kRequestIgnoreStop) X(kKernelAbsent) X(kKernelRunning) X(kKernelEnding) X(kFaultNone) \
   X(kFaultEdgeTimeout) X(kFaultPayloadTimeout) X(kFaultStreamTimeout) X(kFaultQueueTimeout) \
-  X(kFaultNonFinite) X(kFaultHostBody) X(kFaultCheckIn) X(kFaultCapacity)
+  X(kFaultNonFinite) X(kFaultHostBody) X(kFaultCheckIn) X(kFaultCapacity) X(kFaultPeer) \
+  X(kFaultRanksDiffer) X(kOrderStep) X(kOrderIdle) X(kOrderExit)
 // clang-format on
 
 inline pybind11::dict wire_constants() {

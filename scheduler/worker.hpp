@@ -157,15 +157,14 @@ class Worker {
   }
 
   bool wait_for_edge(const TaskRecord& record, const Wait& wait, u64 step, u64& met) {
-    const u64* counter = counter_address(program_, wait.counter);
     const u64 target = counter_target(wait, round_);
-    if (counter_is_met(counter, target)) return true;
+    if (seen_of(program_, wait.counter, target).value >= target) return true;
     WaitClock clock;
     do {
       const Waited waited = clock.missed(program_, platform_, controls());
       if (waited == Waited::kTimedOut) report_edge(record, wait, step, clock);
       if (waited != Waited::kMet) return false;
-    } while (!counter_is_met(counter, target));
+    } while (seen_of(program_, wait.counter, target).value < target);
     met = platform_.ticks();
     return true;
   }
@@ -180,11 +179,17 @@ class Worker {
     return fault;
   }
 
+  void name_edge(const Wait& wait, u64 round, Fault& fault) const {
+    fault.counter = wait.counter;
+    fault.needed = counter_target(wait, round);
+    const Seen seen = seen_of(program_, wait.counter, fault.needed);
+    fault.seen = seen.value;
+    fault.detail[0] = seen.rank;
+  }
+
   void report_edge(const TaskRecord& record, const Wait& wait, u64 step, const WaitClock& clock) {
     Fault fault = blank(kFaultEdgeTimeout, record.task_index, step);
-    fault.counter = wait.counter;
-    fault.seen = load_acquire(counter_address(program_, wait.counter));
-    fault.needed = counter_target(wait, round_);
+    name_edge(wait, round_, fault);
     fault.waited_ns = clock_ns() - clock.begin_ns;
     raise_fault(program_, fault);
   }
@@ -202,15 +207,12 @@ class Worker {
     for (u32 task = source_.begin; task < source_.end; ++task) {
       const TaskRecord& record = at<const TaskRecord>(program_.records)[task];
       for (u32 i = 0; i < record.wait_count; ++i) {
-        const u64 seen = load_acquire(counter_address(program_, record.wait[i].counter));
-        const u64 needed = counter_target(record.wait[i], source_.round);
-        if (seen >= needed) continue;
-        fault.kind = kFaultEdgeTimeout;
-        fault.task = task;
-        fault.counter = record.wait[i].counter;
-        fault.seen = seen;
-        fault.needed = needed;
-        raise_fault(program_, fault);
+        Fault edge = fault;
+        name_edge(record.wait[i], source_.round, edge);
+        if (edge.seen >= edge.needed) continue;
+        edge.kind = kFaultEdgeTimeout;
+        edge.task = task;
+        raise_fault(program_, edge);
         return;
       }
     }

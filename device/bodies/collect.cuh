@@ -13,7 +13,7 @@ struct collect {
     const u32 width = task.param[0], ranks = task.param[1], per_row = task.param[3];
     const bool summed = task.param[2] == kSum;
     const u32 rows = publish::value_rows(context, per_row, task.param[4] != 0);
-    const u64 slot = u64(width) * context.program->rows_capacity * per_row;
+    const u64 slot = u64(width) * context.step->rows_capacity * per_row;
     const u64 y_width = summed ? width : u64(width) * ranks;
     const u32 begin = task.tile[0], columns = task.tile[1] - begin;
     const u32 first = begin / width;  // the rank; 0 if summed

@@ -17,7 +17,7 @@ struct collect {
     const bool summed = record.param[2] == kSum;
     const u32 per_row = record.param[3];
     const u32 rows = host::value_rows(context, per_row, record.param[4] != 0);
-    const u64 slot = width * context.program->rows_capacity * per_row;
+    const u64 slot = width * context.step->rows_capacity * per_row;
     const u64 y_width = summed ? width : width * ranks;
     for (u32 row = 0; row < rows; ++row) {
       for (u64 i = record.tile[0]; i < record.tile[1]; ++i) {

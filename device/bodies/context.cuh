@@ -13,7 +13,7 @@
 #include "context.hpp"
 
 // Uniform for all threads and constant for the life of a launch, so the compiler may read its
-// fields as instruction operands. The host writes it before each launch (448 bytes).
+// fields as instruction operands. The host writes it before each launch (512 bytes).
 extern "C" __constant__ gpurt::Program gpurt_program;
 
 namespace gpurt {

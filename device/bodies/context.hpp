@@ -19,10 +19,18 @@ GPURT_FN f32 param_f32(const TaskRecord& task, u32 i) {
   return pun.value;
 }
 
-// Argument `i` as a pointer, null if optional and absent. Plans for the host have no payload edges.
+// Argument `i` as a pointer, null if optional and absent. On the host: plans for it have no payload
+// edges, and the executor has put the step's set of symmetric buffers into the record.
 template <class T>
 GPURT_FN T* arg(const TaskRecord& task, u32 i) {
   return at<T>(task.addr[i]);
+}
+
+// Where `address`, in this rank's symmetric memory, lies in that of another rank.
+template <class T>
+GPURT_FN T* on_rank(const Program& program, T* address, u32 rank) {
+  return at<T>(reinterpret_cast<u64>(address) - program.symmetric +
+               at<const u64>(program.peers)[rank]);
 }
 
 // ---- where StepState's tails lie -------------------------------------------------------------

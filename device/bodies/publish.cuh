@@ -15,12 +15,17 @@ struct publish {
     f32* slots = context.address<f32>(task, 1);
     const u32 width = task.param[0], ranks = task.param[1], per_row = task.param[2];
     const u32 rows = value_rows(context, per_row, task.param[3] != 0);
-    const u64 slot = u64(width) * context.program->rows_capacity * per_row;
+    const u64 slot = u64(width) * context.step->rows_capacity * per_row;
     const u32 begin = task.tile[0], columns = task.tile[1] - begin;
+    const Program& program = *context.program;
+    const bool alone = program.rank_count == 1;
     for (u32 at = context.thread; at < rows * columns; at += context.team_threads) {
       const u64 i = u64(at / columns) * width + begin + at % columns;
       const f32 value = part[i];
-      for (u32 rank = 0; rank < ranks; ++rank) slots[rank * slot + i] = value;
+      for (u32 rank = 0; rank < ranks; ++rank) {
+        f32* to = alone ? slots + rank * slot : on_rank(program, slots, rank) + program.rank * slot;
+        to[i] = value;
+      }
     }
   }
 };

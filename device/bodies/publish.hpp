@@ -23,11 +23,14 @@ struct publish {
     const u32 ranks = record.param[1];
     const u32 per_row = record.param[2];
     const u32 rows = host::value_rows(context, per_row, record.param[3] != 0);
-    const u64 slot = width * context.program->rows_capacity * per_row;
+    const u64 slot = width * context.step->rows_capacity * per_row;
+    const Program& program = *context.program;
     for (u32 rank = 0; rank < ranks; ++rank) {
+      f32* const to = program.rank_count == 1 ? slots + rank * slot
+                                              : on_rank(program, slots, rank) + program.rank * slot;
       for (u32 row = 0; row < rows; ++row) {
         for (u64 i = record.tile[0]; i < record.tile[1]; ++i) {
-          slots[rank * slot + row * width + i] = part[row * width + i];
+          to[row * width + i] = part[row * width + i];
         }
       }
     }

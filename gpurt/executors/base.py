@@ -35,7 +35,9 @@ class Options:
     """How a loaded plan runs. `resident` keeps the kernel: linger_ms and residency_ms then rest.
 
     workers: 0 for the plan's own number. prefill_rows: rows of one sequence in a step,
-    0 for all rows of the step. first_step: number of the first step after a launch (tests).
+    0 for all rows of the step. first_step: number of the first step after a launch (tests). rank,
+    rank_count: this one's place among executors that run together; one alone runs the graph of a
+    rank in loop-back.
     """
 
     workers: int = 0
@@ -50,6 +52,8 @@ class Options:
     summary_capacity: int = 4096
     sample_period: int = 64
     first_step: int = 0
+    rank: int = 0
+    rank_count: int = 1
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,10 @@ class Executor(Protocol):
     plan: Plan
     host: HostView
     launches: int  # since load
+
+    @property
+    def ranks(self) -> tuple[Executor, ...]:
+        """The executors that run together, by rank; of one alone itself."""
 
     def launch(self) -> None:
         """Reset counters and start all workers. Raises: DeviceError if they run already."""
@@ -132,6 +140,7 @@ class HostView:
         self.outputs = arrays["outputs"]
         self.prompt_tokens = arrays["prompt_tokens"]
         self.output_tokens = arrays["output_tokens"]
+        self.peers: tuple[HostView, ...] = ()  # of the other ranks, if this is rank 0's
         self._address = {
             name: int(self.control.ctypes.data) + wire.field_offset(wire.HOST_CONTROL, name)
             for name in wire.HOST_CONTROL.names or ()
@@ -160,7 +169,9 @@ class HostView:
         self.wake()
 
     def request_abort(self) -> None:
-        """End now: workers leave at their next wait."""
+        """End now, on all ranks: workers leave at their next wait."""
+        for peer in self.peers:
+            peer.request_abort()
         _native.store_release_u32(self._address["abort_request"], 1)
         self.wake()
 
@@ -184,7 +195,15 @@ class HostView:
         return count, wire.FinishReason(reason)
 
     def fault(self) -> Record | None:
-        """A copy of the last launch's Fault, or None."""
+        """A copy of the last launch's Fault, or None. Of several ranks: of one that gave up by
+        itself, else of one that followed another.
+        """
+        faults = [f for view in (self, *self.peers) if (f := view.own_fault()) is not None]
+        followed = wire.FaultKind.PEER
+        return min(faults, key=lambda f: bool(f["kind"] == followed), default=None)
+
+    def own_fault(self) -> Record | None:
+        """A copy of this rank's Fault, or None."""
         kind = wire.field_offset(wire.FAULT, "kind")
         if _native.load_acquire_u32(self._address["fault"] + kind) == 0:
             return None

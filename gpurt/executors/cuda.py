@@ -29,7 +29,7 @@ from gpurt.executors.contents import PackedContents
 from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, compile_kernel
 from gpurt.executors.cuda_driver import STAGING_BYTES, Device, Kernel
 from gpurt.graph import Graph
-from gpurt.plan import MEMORIES, Plan, PlanBuffer, align_up
+from gpurt.plan import MEMORIES, TWO_SETS, Plan, PlanBuffer, align_up
 from gpurt.progress import Progress
 
 SENTINEL_BYTE = 0xFF
@@ -98,6 +98,11 @@ class CudaExecutor:
             self._free()
             raise
 
+    @property
+    def ranks(self) -> tuple[Executor, ...]:
+        """Itself."""
+        return (self,)
+
     # ---- protocol ----------------------------------------------------------------------------
     def launch(self) -> None:
         """Reset all that a launch starts from, then launch. Raises: DeviceError."""
@@ -109,18 +114,22 @@ class CudaExecutor:
         words = self._launch_words[: wire.DEVICE_CONTROL.itemsize].view(wire.DEVICE_CONTROL)[0]
         words["steps_open"] = self._options.first_step
         words["submit_head"] = control["submit_head"]
+        words["launch"] = control["launch"] = self.launches + 1
         words["idle"] = 1
         last = len(self.plan.step_variants()) - 1
         wire.first_turn(words, self._options.first_step, last)
-        for name in ("exit_request", "abort_request", "workers_in", "heartbeat"):
+        for name in ("exit_request", "abort_request", "workers_in", "ranks_in", "heartbeat"):
             control[name] = 0
         control["fault"] = np.zeros((), wire.FAULT)
         control["kernel_state"] = wire.KernelState.ABSENT
         memory, device = self._memory, self._device
         with device.current():
             device.fill(memory.reset_begin, 0, memory.reset_bytes, self._stream)
-            payload_bytes = 2 * self.plan.payload_set_bytes
+            payload_bytes = self.plan.two_sets_bytes("payload")
             device.fill(memory.arenas["payload"], SENTINEL_BYTE, payload_bytes, self._stream)
+            ranks = program.symmetric_layout(self.plan, self._options)
+            counters = memory.sections["symmetric"] + ranks.counters
+            device.fill(counters, 0, ranks.buffers - ranks.counters, self._stream)
             device.copy_to_device(
                 memory.sections["device_control"],
                 self._launch_words,
@@ -158,7 +167,7 @@ class CudaExecutor:
         if buffer.packing:
             msg = f"{buffer.name} is packed as {buffer.packing} - at CudaExecutor.read"
             raise PlanError(f"{msg} - weights are read from their source")
-        if buffer.memory == "payload":
+        if buffer.memory in TWO_SETS:
             raw = self._download(self._memory.sections["step_state"], wire.STEP_STATE.itemsize)
             last = int(raw.view(wire.STEP_STATE)[0]["round"])
             address += (last & 1) * self.plan.payload_set_bytes
@@ -270,9 +279,12 @@ class CudaExecutor:
         device.fill(base, 0, size, self._stream)
         memory.sections.update({name: base + offset for name, offset in offsets.items()})
         for kind in MEMORIES:
-            if kind != "step":
-                arena = plan.arena_bytes(kind) if kind != "payload" else 2 * plan.payload_set_bytes
+            if kind not in ("step", "symmetric"):
+                two_sets = kind == "payload"
+                arena = plan.two_sets_bytes(kind) if two_sets else plan.arena_bytes(kind)
                 memory.arenas[kind] = self._take(arena, f"{plan.name}: {kind} buffers")
+        ranks = program.symmetric_layout(plan, self._options)
+        memory.arenas["symmetric"] = memory.sections["symmetric"] + ranks.buffers
         for kind in ("state", "activation"):
             device.fill(memory.arenas[kind], 0, plan.arena_bytes(kind), self._stream)
         step_state = memory.sections["step_state"]
@@ -305,6 +317,8 @@ class CudaExecutor:
             device.upload(address, array, self._staging, self._copies)
             self._memory.sections[name] = address
         header = program.header(plan, self._options, self._memory.sections, tick_ns=SPAN_TICK_NS)
+        peers = np.array([self._memory.sections["symmetric"]], np.uint64)
+        device.upload(self._memory.sections["peers"], peers, self._staging, self._copies)
         pointer, size = self._kernel.symbol(PROGRAM_SYMBOL)
         if size != wire.PROGRAM.itemsize:
             msg = f"the kernel's Program has {size} bytes, wire.py says {wire.PROGRAM.itemsize}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import mmap
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from gpurt.body import Body
 from gpurt.buffer import DTYPES
 from gpurt.errors import ClosedError, ConfigError, DeviceError, PlanError
 from gpurt.executors import program
-from gpurt.executors.base import HostView, Options, RawTrace, whole_spans
+from gpurt.executors.base import Executor, HostView, Options, RawTrace, whole_spans
 from gpurt.executors.contents import packed_array, source_array
 from gpurt.graph import Graph
 from gpurt.plan import Plan, PlanBuffer, PlanRegion
@@ -39,11 +39,16 @@ _open: weakref.WeakSet[HostExecutor] = weakref.WeakSet()
 
 
 def load(
-    plan: Plan, graph: Graph, options: Options, progress: Progress | None = None
+    plan: Plan,
+    graph: Graph,
+    options: Options,
+    progress: Progress | None = None,
+    parking: _native.Parking | None = None,
 ) -> HostExecutor:
     """Allocate, fill weights and state, and make the workers' program. Starts nothing.
 
-    progress: called as (what, done, total). Raises: PlanError, GraphError, DeviceError; ConfigError
+    progress: called as (what, done, total). parking: of a group, where all of its workers sleep.
+    Raises: PlanError, GraphError, DeviceError; ConfigError
     for a bad GPURT_SIMD.
     """
     try:
@@ -53,15 +58,17 @@ def load(
     if plan.target.kind != "host":
         msg = f"a plan for {plan.target.kind} cannot run on host threads - at {plan.name}"
         raise DeviceError(f"{msg} - plan for a host target")
-    polls = sum(1 for t in plan.tasks if t.payload_mask)
-    if polls:
-        msg = f"{polls} tasks have payload edges, which host threads do not poll - at {plan.name}"
+    polled = sum(1 for b in plan.buffers if b.memory == "payload")
+    if polled:
+        msg = f"{polled} payload buffers, which host threads do not poll - at {plan.name}"
         raise PlanError(f'{msg} - plan with edges="counter"')
-    memory = _Memory(plan, graph, progress)
     sections = {
         name: np.zeros(0, s.dtype) if s.size_bytes == 0 else _allocate(s)
         for name, s in program.zeroed(plan, options).items()
     }
+    sections["peers"][options.rank] = _address(sections["symmetric"])
+    symmetric = sections["symmetric"][program.symmetric_layout(plan, options).buffers :]
+    memory = _Memory(plan, graph, symmetric, progress)
     addresses = program.buffer_addresses(plan, memory.bases, _address(sections["step_state"]))
     for index, array in enumerate(memory.arrays):
         if array is not None:
@@ -71,7 +78,17 @@ def load(
     index_of = {name: i for i, name in enumerate(table)}
     sections |= program.constants(plan, index_of, addresses)
     header = program.header(plan, options, {n: _address(a) for n, a in sections.items()})
-    return HostExecutor(plan, options, memory, sections, header, callbacks, list(table.values()))
+    table_names = list(table.values())
+    return HostExecutor(
+        plan,
+        options,
+        memory,
+        sections,
+        header,
+        callbacks,
+        table_names,
+        parking or _native.Parking(),
+    )
 
 
 class HostExecutor:
@@ -86,21 +103,38 @@ class HostExecutor:
         header: NDArray[Any],
         callbacks: list[Callable[[], object] | None],
         bodies: list[str | None],
+        parking: _native.Parking,
     ) -> None:
         """Made by `load`."""
         self.plan, self.options, self.launches = plan, options, 0
         self._memory, self._sections, self._header = memory, sections, header
         self._native = _native.HostExecutor(
-            _address(header), bodies, callbacks, (memory, sections, header), SCRATCH_BYTES
+            _address(header), bodies, callbacks, (memory, sections, header), SCRATCH_BYTES, parking
         )
         self.host: HostView = _ThreadView(sections, self._native)
         self._closed = False
         _open.add(self)
 
+    @property
+    def ranks(self) -> tuple[Executor, ...]:
+        """Itself."""
+        return (self,)
+
+    @property
+    def symmetric_address(self) -> int:
+        """Where this rank's symmetric memory begins."""
+        return _address(self._sections["symmetric"])
+
+    def connect(self, addresses: Sequence[int]) -> None:
+        """Tell it where every rank's symmetric memory begins, before the first launch."""
+        self._sections["peers"][:] = addresses
+
     def launch(self) -> None:
         """Zero the counters and start all workers. Raises: DeviceError, ClosedError."""
         if self._closed:
             raise ClosedError(f"the executor is closed - at {self.plan.name} - load the plan again")
+        if not self.running():
+            self.host.control["launch"] = self.launches + 1
         if not self._native.launch():
             msg = f"the workers of launch {self.launches} still run - at {self.plan.name}"
             raise DeviceError(f"{msg} - join them first")
@@ -133,9 +167,15 @@ class HostExecutor:
         view[...] = array
 
     def counters(self) -> NDArray[np.uint64]:
-        """A copy of every counter."""
-        words = self._sections["counters"].view(np.uint64)
-        return np.array(words[:: wire.COUNTER_STRIDE // 8])
+        """A copy of every counter; of those that ranks signal what the last of them gave."""
+        stride = wire.COUNTER_STRIDE // 8
+        counts = np.array(self._sections["counters"].view(np.uint64)[::stride])
+        layout = program.symmetric_layout(self.plan, self.options)
+        words = self._sections["symmetric"][layout.counters : layout.buffers].view(np.uint64)
+        for counter, number in program.rank_counters(self.plan).items():
+            first = number * self.options.rank_count
+            counts[counter] = words[::stride][first : first + self.options.rank_count].min()
+        return counts
 
     def fault_cause(self) -> BaseException | None:
         """What a Python body raised in the last launch."""
@@ -200,13 +240,16 @@ class _ThreadView(HostView):
 class _Memory:
     """The arenas, and every buffer as an array."""
 
-    def __init__(self, plan: Plan, graph: Graph, progress: Progress | None) -> None:
+    def __init__(
+        self, plan: Plan, graph: Graph, symmetric: NDArray[np.uint8], progress: Progress | None
+    ) -> None:
         self.plan = plan
         self.arrays: list[NDArray[np.uint8] | None] = [None] * len(plan.buffers)
         self._arenas = {
             memory: _map_zeroed(plan.arena_bytes(memory))
             for memory in ("weight", "state", "activation", "payload")
         }
+        self._arenas["symmetric"] = symmetric
         self.bases = {memory: _address(arena) for memory, arena in self._arenas.items()}
         sources = {b.name: b for b in graph.buffers}
         total = len(plan.buffers)

@@ -22,7 +22,7 @@ from gpurt import wire
 from gpurt.body import Param
 from gpurt.errors import PlanError
 from gpurt.executors.base import SPAN_CAPACITY_MIN, SPAN_STEPS, Options, Record
-from gpurt.plan import TASK_EXPERT_STREAM, Plan, PlanExpert
+from gpurt.plan import TASK_EXPERT_STREAM, Plan, PlanExpert, align_up
 from gpurt.wire import TaskFlags
 
 Place = Literal["device", "host"]
@@ -60,6 +60,8 @@ def zeroed(plan: Plan, options: Options) -> dict[str, Section]:
         "step_state": Section((wire.step_state_bytes(plan.rows),), byte, "device"),
         "slots": Section((plan.slots,), wire.SLOT_STATE, "device"),
         "device_control": Section((), wire.DEVICE_CONTROL, "device"),
+        "symmetric": Section((symmetric_layout(plan, options).size_bytes,), byte, "device"),
+        "peers": Section((options.rank_count,), word, "device"),
         "spans": Section((workers, spans), wire.SPAN, "device"),
         "span_counts": Section((workers * wire.SPAN_COUNT_STRIDE,), byte, "device"),
         "sampled_spans": Section((workers, spans), wire.SPAN, "device"),
@@ -71,6 +73,38 @@ def zeroed(plan: Plan, options: Options) -> dict[str, Section]:
         "prompt_tokens": Section((queue, plan.context), token, "host"),
         "output_tokens": Section((queue, plan.context), token, "host"),
     }
+
+
+@dataclass(frozen=True)
+class Symmetric:
+    """Symmetric memory: what lies at which byte. Head: RankControl and two StepOrders."""
+
+    counters: int
+    buffers: int
+    size_bytes: int
+
+
+def symmetric_layout(plan: Plan, options: Options) -> Symmetric:
+    """The same on every rank of a group."""
+    order = wire.STEP_ORDER.itemsize + plan.slots * wire.SLOT_STATE.itemsize
+    order += wire.sampled_offset_bytes(plan.rows)
+    counters = align_up(wire.RANK_CONTROL.itemsize + 2 * align_up(order, 64))
+    words = len(rank_counters(plan)) * options.rank_count
+    buffers = align_up(counters + words * wire.COUNTER_STRIDE)
+    return Symmetric(counters, buffers, buffers + plan.two_sets_bytes("symmetric"))
+
+
+def rank_counters(plan: Plan) -> dict[int, int]:
+    """Of the plan's counters that all ranks signal: their number on the wire."""
+    indices = [i for i, counter in enumerate(plan.counters) if counter.ranks]
+    return {index: number for number, index in enumerate(indices)}
+
+
+def plan_counter(plan: Plan, wire_counter: int) -> int:
+    """The index in Plan.counters of a counter as records and Faults name it."""
+    if not wire_counter & wire.RANK_COUNTER:
+        return wire_counter
+    return list(rank_counters(plan))[wire_counter & ~wire.RANK_COUNTER]
 
 
 def buffer_addresses(plan: Plan, arenas: Mapping[str, int], step_state: int) -> list[int]:
@@ -157,6 +191,10 @@ def header(
         "prefill_rows": options.prefill_rows or plan.rows,
         "team_warps": plan.target.team_warps,
         "variant_count": len(plan.step_variants()),
+        "rank_counters": symmetric_layout(plan, options).counters,
+        "rank": options.rank,
+        "rank_count": options.rank_count,
+        "rank_counter_count": len(rank_counters(plan)),
     }
     for name, value in values.items():
         record[name] = value
@@ -184,6 +222,7 @@ def param_bits(value: Param) -> int:
 def _records(plan: Plan, bodies: Mapping[str, int], addresses: Sequence[int]) -> NDArray[Any]:
     records = np.zeros(len(plan.tasks), wire.TASK_RECORD)
     params: dict[tuple[Param, ...], list[int]] = {}  # tiles of one operator share theirs
+    ranks = {i: wire.RANK_COUNTER | number for i, number in rank_counters(plan).items()}
     for index, task in enumerate(plan.tasks):
         body = bodies.get(task.body)
         if body is None or body > _BODY_MAX:
@@ -200,9 +239,9 @@ def _records(plan: Plan, bodies: Mapping[str, int], addresses: Sequence[int]) ->
         record["task_index"], record["op_index"] = index, task.op
         record["layer"], record["payload_mask"] = task.layer, task.payload_mask
         record["wait_count"], record["signal_count"] = len(task.waits), len(task.signals)
-        for i, wait in enumerate(task.waits):
-            record["wait"][i] = wait
-        record["signal"][: len(task.signals)] = task.signals
+        for i, (counter, signals) in enumerate(task.waits):
+            record["wait"][i] = ranks.get(counter, counter), signals
+        record["signal"][: len(task.signals)] = [ranks.get(c, c) for c in task.signals]
         record["tile"] = task.coords
         for i, place in enumerate(task.addr):
             if place is not None:

@@ -139,6 +139,8 @@ def _planned(
         lists=finish.lists(lists.lists, segments),
         edges=finish.edges(draft, hazards, lists, polled, graph),
         payload_set_bytes=memory.payload_set_bytes(placed),
+        rank=graph.rank,
+        rank_count=graph.rank_count,
     )
 
 
@@ -181,6 +183,8 @@ def _lower(
         drafted = tile.draft_op(op, op_policy, target, buffers, polled)
         tasks = tile.draft_tasks(op, drafted, tiles, target, buffers)
         needs = hazards.needs(drafted, tiles)
+        if drafted.policy == "ready" and any(p.ranks for need in needs for p in need):
+            drafted.policy = "claim"  # other ranks push nothing here
         for task, groups in zip(tasks, waits.waits(drafted, needs), strict=True):
             task.waits = groups
         deciders.lower(op, drafted, tasks)

@@ -6,6 +6,7 @@ A plan is proved from its own data alone; nothing is taken from the planner:
     check_order    what happens before what: every conflict ordered, every task before `advance`,
                    no read of what nobody writes
     check_dynamic  tasks that a step may lack: all they would signal and order is still there
+    check_ranks    symmetric buffers: what holds on all ranks, and of a group of plans
     check_payload  sentinels re-armed in every step, polls only where they may block
 
 Why these give progress. Every wait and every poll goes to a lower task index; lists ascend; workers
@@ -26,6 +27,7 @@ from gpurt.planner.check_dynamic import check_dynamic
 from gpurt.planner.check_layout import check_layout
 from gpurt.planner.check_order import check_order
 from gpurt.planner.check_payload import check_payload
+from gpurt.planner.check_ranks import check_ranks
 from gpurt.progress import Progress
 
 __all__ = ["check_graph", "check_plan"]
@@ -36,6 +38,7 @@ def check_plan(plan: Plan, progress: Progress | None = None) -> None:
     check_layout(plan)
     check_payload(plan)
     check_dynamic(plan, check_order(plan, progress))
+    check_ranks(plan)
 
 
 def check_graph(graph: Graph) -> None:
@@ -48,7 +51,7 @@ def check_graph(graph: Graph) -> None:
     written: dict[int, BoxSet] = {}
     for op in graph.operators:
         for region in op.reads:
-            if region.buffer.role == "activation":
+            if region.buffer.role in ("activation", "symmetric"):
                 known = written.get(region.buffer.index)
                 if known is None or not known.covers(region.bounds):
                     _raise_unwritten(graph, op, region.buffer.index, region.bounds)

@@ -22,6 +22,7 @@ from gpurt.plan import (
     SIGNALS_PER_TASK,
     TASK_ADVANCE,
     TASK_REARM,
+    TWO_SETS,
     WAITS_PER_TASK,
     Plan,
     PlanBuffer,
@@ -126,8 +127,8 @@ def _check_buffers(plan: Plan) -> None:
             msg = f"{where} at byte {buffer.offset_bytes}, no multiple of {ARENA_ALIGN_BYTES}"
             raise fail(plan, user, msg)
         end = buffer.offset_bytes + buffer.size_bytes
-        if buffer.memory == "payload" and end > plan.payload_set_bytes:
-            msg = f"{where} up to byte {end} of a payload set of {plan.payload_set_bytes}"
+        if buffer.memory in TWO_SETS and end > plan.payload_set_bytes:
+            msg = f"{where} up to byte {end} of a {buffer.memory} set of {plan.payload_set_bytes}"
             raise fail(plan, user, msg)
         by_memory.setdefault(buffer.memory, []).append((buffer.offset_bytes, index))
     for memory, places in by_memory.items():
@@ -338,6 +339,9 @@ def _check_counters(plan: Plan) -> None:
         for number, _ in task.waits:
             waiters[number].append(index)
             if plan.operators[task.op].policy == "ready":
+                if plan.counters[number].ranks:
+                    msg = f"waits under ready for counter {number}, which other ranks signal"
+                    raise fail(plan, index, msg)
                 ready[number].append(index)
     for number, counter in enumerate(plan.counters):
         signals = producers[number]

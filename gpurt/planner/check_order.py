@@ -2,14 +2,15 @@
 
 Of a buffer that is written before it is read, each place once, nearly all activations, only the
 reads need a look. Others keep who read and wrote each of their regions. Sets of tasks are bitsets
-counted from the first task that touches the buffer.
+counted from the first task that touches the buffer. Of symmetric buffers check_ranks proves the
+order, since it is one among ranks.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from gpurt.plan import Bounds, Plan, PlanRegion, PlanVariant
+from gpurt.plan import TWO_SETS, Bounds, Plan, PlanRegion, PlanVariant
 from gpurt.planner import boxes
 from gpurt.planner.check_layout import fail, is_rearm
 from gpurt.planner.ended import NOTHING, Ended, happens_before
@@ -86,8 +87,8 @@ class _Buffer:
 
     def __init__(self, index: int, memory: str, first: int) -> None:
         self.index, self.first = index, first  # the first task that uses it
-        self.is_payload = memory == "payload"
-        self.needs_writers = memory in ("activation", "payload")
+        self.has_two_sets = memory in TWO_SETS
+        self.needs_writers = memory in ("activation", *TWO_SETS)
         self.regions: list[_Region] = []
         self.version = 0  # of all writers
         self.writes, self.last_write, self.first_read = 0, -1, 1 << 62
@@ -182,7 +183,7 @@ class _Accesses:
         if region is None:
             number, bounds = place
             memory = self._plan.buffers[number].memory
-            if number in written or memory in ("activation", "payload"):
+            if number in written or memory in ("activation", *TWO_SETS):
                 buffer = self._buffers.get(number)
                 if buffer is None:
                     buffer = self._buffers[number] = _Buffer(number, memory, index)
@@ -224,20 +225,20 @@ class _Accesses:
                 msg = f"reads {boxes.text(name, region.bounds)}, but no task before it writes"
                 remedy = "write the whole region or read less of it"
                 raise fail(self._plan, index, f"{msg} {boxes.text(name, missing)}", remedy)
-        if not buffer.is_payload:
+        if not buffer.has_two_sets:
             self._order(index, before, region, buffer.users(region, readers=False), "reads")
 
     def _check_write(self, index: int, before: Ended, region: _Region) -> None:
         buffer = region.buffer
         users = buffer.users(region, readers=True)
-        if not buffer.is_payload:
+        if not buffer.has_two_sets:
             self._order(index, before, region, users, "writes")
         elif users:
-            where = boxes.text(self._plan.buffers[buffer.index].name, region.bounds)
+            named = self._plan.buffers[buffer.index]
+            where = f"{named.memory} {boxes.text(named.name, region.bounds)}"
             other = buffer.first + (users & -users).bit_length() - 1
-            raise fail(
-                self._plan, index, f"writes payload {where} after task {other} used it in this step"
-            )
+            msg = f"writes {where} after task {other} used it in this step"
+            raise fail(self._plan, index, msg)
 
     def _order(self, index: int, before: Ended, region: _Region, users: int, verb: str) -> None:
         other = before.lacks(region.buffer.first, users)

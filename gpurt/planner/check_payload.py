@@ -13,6 +13,7 @@ from gpurt.plan import (
     TASK_PAYLOAD_IN,
     TASK_PAYLOAD_OUT,
     TASK_REARM,
+    TWO_SETS,
     Plan,
     PlanBuffer,
     PlanTask,
@@ -26,7 +27,8 @@ def check_payload(plan: Plan) -> None:
     """Raises: PlanError."""
     owners: dict[int, int] = {}  # by payload buffer: the variant that uses it
     payload = {n for n, buffer in enumerate(plan.buffers) if buffer.memory == "payload"}
-    plain: dict[int, bool] = {}  # by identity of arguments, which tasks share: none is payload
+    two_sets = {n for n, buffer in enumerate(plan.buffers) if buffer.memory in TWO_SETS}
+    plain: dict[int, bool] = {}  # by identity of arguments, which tasks share: none has two sets
     for variant, own in enumerate(plan.step_variants()):
         fills: list[tuple[int, int]] = []
         users: dict[int, int] = {}
@@ -34,7 +36,7 @@ def check_payload(plan: Plan) -> None:
             task = plan.tasks[index]
             is_plain = plain.get(id(task.addr))
             if is_plain is None:
-                is_plain = all(entry is None or entry[0] not in payload for entry in task.addr)
+                is_plain = all(entry is None or entry[0] not in two_sets for entry in task.addr)
                 plain[id(task.addr)] = is_plain
             if is_plain and not task.payload_mask and not task.flags & _PAYLOAD_FLAGS:
                 continue
@@ -94,7 +96,7 @@ def _check_flags(plan: Plan, index: int, task: PlanTask) -> None:
             raise fail(plan, index, msg)
     for position, entry in enumerate(task.addr):
         masked = bool(task.payload_mask >> position & 1)
-        if masked != (entry is not None and plan.buffers[entry[0]].memory == "payload"):
+        if masked != (entry is not None and plan.buffers[entry[0]].memory in TWO_SETS):
             msg = f"has payload mask {task.payload_mask:#x}, which is wrong for argument {position}"
             raise fail(plan, index, msg)
     if task.payload_mask >> len(task.addr):

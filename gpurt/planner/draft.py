@@ -88,6 +88,7 @@ class DraftOp:
     groups: dict[int, Group] = field(default_factory=dict)  # by bitset from `begin`
     signal_counts: list[int] = field(default_factory=list)
     coarse: bool = False
+    ranks: bool = False  # it writes symmetric buffers: who follows it waits for that of all ranks
     dynamic: DynamicOp | None = None
 
     def dynamic_of(self) -> DynamicOp:

@@ -9,6 +9,7 @@ from gpurt.graph import Graph
 from gpurt.plan import (
     TASK_PAYLOAD_IN,
     TASK_PAYLOAD_OUT,
+    EdgeKind,
     PlanCounter,
     PlanEdge,
     PlanExpert,
@@ -57,7 +58,7 @@ def tasks(draft: Draft) -> tuple[tuple[PlanCounter, ...], tuple[PlanTask, ...]]:
             )
         )
     counters = tuple(
-        PlanCounter(len(group.tasks), group.tasks, tuple(after))
+        PlanCounter(len(group.tasks), group.tasks, tuple(after), group.op.ranks)
         for group, after in zip(groups, successors, strict=True)
     )
     made = tuple(
@@ -123,9 +124,11 @@ def edges(
                 key = (producer, task.op.index)
                 counts[key] = counts.get(key, 0) + 1
     result = []
+    crossing = {op.index for op in draft.ops if op.ranks}
     for (producer, consumer), count in counts.items():
         what = ", ".join(hazards.causes.get((producer, consumer), {}))
-        result.append(PlanEdge("counter", producer, consumer, count, what))
+        kind: EdgeKind = "ranks" if producer in crossing else "counter"
+        result.append(PlanEdge(kind, producer, consumer, count, what))
     for (producer, consumer), count in schedule.order_edges.items():
         what = ", ".join(hazards.causes.get((producer, consumer), {}))
         result.append(PlanEdge("order", producer, consumer, count, what))

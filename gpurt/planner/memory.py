@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gpurt.body import Target
 from gpurt.errors import GraphError
 from gpurt.graph import Graph, Operator
-from gpurt.plan import Memory, PlanBuffer, align_up
+from gpurt.plan import TWO_SETS, Memory, PlanBuffer, align_up
 
 
 class BufferMap:
@@ -94,8 +94,8 @@ class BufferMap:
 
 
 def payload_set_bytes(buffers: Sequence[PlanBuffer]) -> int:
-    """Bytes between the two sets of the payload arena."""
-    ends = [b.offset_bytes + b.size_bytes for b in buffers if b.memory == "payload"]
+    """Bytes between the two sets of payload buffers, and of symmetric ones."""
+    ends = [b.offset_bytes + b.size_bytes for b in buffers if b.memory in TWO_SETS]
     return align_up(max(ends, default=0))
 
 

@@ -62,7 +62,8 @@ class Schedule:
             seen, kept = waited[task.worker], []
             for group in task.waits:
                 final = group.final()
-                if self._sole_worker(final) == task.worker or id(final) in seen:
+                own = self._sole_worker(final) == task.worker and not final.op.ranks
+                if own or id(final) in seen:
                     key = (final.op.index, task.op.index)
                     self.order_edges[key] = self.order_edges.get(key, 0) + 1
                 else:

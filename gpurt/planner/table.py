@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gpurt.plan import MEMORIES, TASK_PAYLOAD_IN, Plan
+from gpurt.plan import MEMORIES, TASK_PAYLOAD_IN, TWO_SETS, Plan
 
 _ROWS_MAX = 48  # operators listed one by one; a longer plan is folded by layer
 _BUFFER_ROWS_MAX = 6
@@ -63,7 +63,7 @@ def _operators(plan: Plan) -> str:
     """One row an operator, or one for all layers' operators of a name when there are many."""
     rows: dict[object, list[int]] = {}
     totals: dict[int, list[int]] = {}
-    inputs = {kind: _inputs(plan, kind) for kind in ("counter", "order", "payload")}
+    inputs = {kind: _inputs(plan, kind) for kind in ("counter", "order", "payload", "ranks")}
     for task in plan.tasks:
         total = totals.setdefault(task.op, [0, 0, 0])
         total[0] += 1
@@ -173,7 +173,7 @@ def _memory(plan: Plan) -> str:
         if not buffers:
             continue
         total = plan.arena_bytes(memory)
-        size = f"2 x {size_text(total)}" if memory == "payload" else size_text(total)
+        size = f"2 x {size_text(total)}" if memory in TWO_SETS else size_text(total)
         largest = ", ".join(f"{b.name} {size_text(b.size_bytes)}" for b in buffers[:2])
         table.append((memory, str(len(buffers)), size, largest))
     return _aligned(table, right={1, 2})

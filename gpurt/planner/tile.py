@@ -60,7 +60,13 @@ def draft_op(
             addr.append(None)
             continue
         addr.append((buffers.of(op, name, target), region.offset_bytes))
-        mask |= (region.buffer.index in payload) << position
+        is_symmetric = region.buffer.role == "symmetric"
+        if is_symmetric and not op.body.ranks:
+            msg = f"{op.body.name} uses {region}, which is symmetric"
+            raise GraphError(
+                f"{msg} - at {op.path} - only collectives do: see graphs/collectives.py"
+            )
+        mask |= (is_symmetric or region.buffer.index in payload) << position
     flags = TASK_PAYLOAD_IN * any(r.buffer.index in payload for r in op.reads)
     flags |= TASK_PAYLOAD_OUT * any(r.buffer.index in payload for r in op.writes)
     variant = op.body.variant
@@ -75,6 +81,7 @@ def draft_op(
         tuple(op.params.values()),
         flags,
         mask,
+        ranks=any(r.buffer.role == "symmetric" for r in op.writes),
     )
 
 

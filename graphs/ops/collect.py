@@ -93,4 +93,5 @@ COLLECT = Body(
     params=("width", "ranks", "kind", "per_row", "sampled"),
     tile=tile_collect,
     reference=collect_reference,
+    ranks=True,
 )

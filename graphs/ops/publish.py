@@ -1,9 +1,10 @@
-"""publish: this rank's part of a value into every rank's slot. First half of a collective.
+"""publish: this rank's part of a value into its slot on every rank. First half of a collective.
 
-Loop-back: all slots lie in this rank's own memory and get the same part, so one GPU moves exactly
-the bytes of one of `ranks`; the time of links is not in it. See collect.py for the second half.
+One rank alone, in loop-back: all slots lie in its own memory and get the same part, so one GPU
+moves exactly the bytes of one of `ranks`; the time of links is not in it. See collect.py for the
+second half.
 
-  part  [rows * per_row, W]          slots  [ranks, rows * per_row, W]
+  part  [rows * per_row, W]          slots  [ranks, rows * per_row, W], symmetric
 """
 
 from __future__ import annotations
@@ -83,4 +84,5 @@ PUBLISH = Body(
     params=("width", "ranks", "per_row", "sampled"),
     tile=tile_publish,
     reference=publish_reference,
+    ranks=True,
 )

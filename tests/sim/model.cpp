@@ -48,6 +48,7 @@ Model::Model(const Case& kind, Random& random, Memory& memory)
 
 void Model::draw_sizes() {
   Program& p = *program;
+  p.rank_count = 1;
   p.worker_count = kind_.workers[random_.below(static_cast<u32>(kind_.workers.size()))];
   p.vocab_size = random_.chance(60) ? 97 : 0;
   p.rows_capacity = random_.between(1, 6);

@@ -25,7 +25,8 @@ class Run {
         model_(kind, random_, memory_),
         executor_(
             *model_.program, std::vector<HostBody>(kBodyCount, nullptr),
-            [this](u32 task, u32 worker) { return body(task, worker); }, 64) {
+            [this](u32 task, u32 worker) { return body(task, worker); }, 64,
+            std::make_shared<Parking>()) {
     // Thousands of spins at 64 polls a look are slow under the sanitizer; the clock is not.
     model_.program->wait_timeout_ns = 60'000'000'000;
   }

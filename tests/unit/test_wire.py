@@ -16,6 +16,7 @@ ENUMS = {
     "kFinish": wire.FinishReason,
     "kKernel": wire.KernelState,
     "kFault": wire.FaultKind,
+    "kOrder": wire.OrderKind,
 }
 
 
@@ -62,6 +63,8 @@ def test_limits_are_the_same():
         "TURN_COUNT": "kTurnCount",
         "STOP_IDS_PER_REQUEST": "kStopIdsPerRequest",
         "COUNTER_STRIDE": "kCounterStride",
+        "RANKS_MAX": "kRanksMax",
+        "RANK_COUNTER": "kRankCounter",
         "SPAN_COUNT_STRIDE": "kSpanCountStride",
         "SPANS_UNPUBLISHED": "kSpansUnpublished",
         "NO_SAMPLE": "kNoSample",

@@ -1,0 +1,160 @@
+"""Ranks: what tasks of other ranks must have done, and that all ranks have the same tasks.
+
+A rank's own order is check_order's. This adds what holds on EVERY rank: a task that waits for a
+rank counter begins after its producers on all ranks, and, since ranks have the same tasks, after
+all that precedes those producers there. From that two things are proved of symmetric buffers:
+
+    read    all that ranks write of the region was written before, on all ranks
+    write   nobody else touches the region in this step; and no rank still reads it from an earlier
+            one. For it lies in the set of steps s, s + 2, ...: whoever writes in step s + 2 ended
+            step s + 1, in which it waited for a task of every rank, which had ended step s.
+
+So no re-arm is needed, and none is allowed: one that no rank waits for could erase the data of the
+next step. The same wait in every step bounds how far rank 0's orders (scheduler/ranks.hpp) run
+ahead.
+
+Progress. Waits between ranks go to lower task indices like all others, and all ranks have the same
+tasks (check_group). Take the earliest step, and in it the lowest task, that has not ended on some
+rank: all it waits for, on any rank, has ended, so it runs, as argued in check.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from gpurt.errors import PlanError
+from gpurt.plan import Plan, PlanTask
+from gpurt.planner.boxes import overlap, text
+from gpurt.planner.check_layout import fail
+from gpurt.planner.ended import NOTHING, Ended, happens_before
+
+
+def check_ranks(plan: Plan) -> None:
+    """Raises: PlanError naming the first task that touches symmetric memory in no order.
+
+    Needs a plan that passed check_order.
+    """
+    symmetric = {i for i, b in enumerate(plan.buffers) if b.memory == "symmetric"}
+    waiters = [
+        index
+        for index, task in enumerate(plan.tasks)
+        if any(plan.counters[counter].ranks for counter, _ in task.waits)
+    ]
+    if plan.rank_count == 1 and not symmetric:
+        return
+    for variant in plan.step_variants():
+        if not any(variant.begin <= waiter < variant.end for waiter in waiters):
+            msg = f"no task of {plan.name} waits for all of {plan.rank_count} ranks"
+            remedy = "a step needs a collective, or ranks could be two steps apart"
+            raise PlanError(f"{msg} - at plan {plan.name} - {remedy}")
+    readers = {i for i, t in enumerate(plan.tasks) if any(n in symmetric for n, _ in t.reads)}
+    before = _Everywhere(plan, waiters, readers).before
+    writers: list[tuple[int, int]] = []  # (task, buffer)
+    for index, task in enumerate(plan.tasks):
+        for number, bounds in task.reads:
+            if number not in symmetric:
+                continue
+            for other in _touching(plan, writers, number, bounds):
+                if not before[index].has(other):
+                    where = text(plan.buffers[number].name, bounds)
+                    body = plan.tasks[other].body
+                    msg = f"reads {where} in no order with task {other} ({body}) of other ranks"
+                    raise fail(plan, index, f"{msg}: a wait for all ranks is missing")
+        writers += [(index, number) for number, _ in task.writes if number in symmetric]
+
+
+def check_group(plans: Sequence[Plan]) -> None:
+    """The plans of a group's ranks, in their order. Raises: PlanError naming the first difference:
+    then ranks would not take collectives in one order, or wait for signals that never come.
+    """
+    first = plans[0]
+    for rank, plan in enumerate(plans):
+        if (plan.rank, plan.rank_count) != (rank, len(plans)):
+            msg = f"the plan of rank {rank} of {len(plans)} is for {plan.rank} of {plan.rank_count}"
+            raise PlanError(f"{msg} - at plan {plan.name} - give each rank its own, in order")
+        for what in ("target", "rows", "slots", "context", "vocab", "payload_set_bytes"):
+            ours, theirs = getattr(plan, what), getattr(first, what)
+            if ours != theirs:
+                raise _differ(plan, rank, f"have {what} {theirs} and {ours}")
+        if _symmetric(plan) != _symmetric(first):
+            raise _differ(plan, rank, "place symmetric buffers differently")
+        if len(plan.tasks) != len(first.tasks):
+            raise _differ(plan, rank, f"have {len(first.tasks)} and {len(plan.tasks)} tasks")
+        for index, (ours, theirs) in enumerate(zip(plan.tasks, first.tasks, strict=True)):
+            if _shape(plan, ours) != _shape(first, theirs):
+                msg = f"differs from rank 0's, which is {theirs.body}"
+                remedy = f"rank {rank} must take collectives in the order of rank 0"
+                raise fail(plan, index, msg, remedy)
+        if plan.counters != first.counters:
+            raise _differ(plan, rank, "count different signals")
+
+
+class _Everywhere:
+    """For tasks that read symmetric buffers: what has ended on all ranks when they begin."""
+
+    def __init__(self, plan: Plan, waiters: Sequence[int], readers: set[int]) -> None:
+        self._waiters = waiters
+        self._given = [NOTHING]  # what the first waiters' waits give together
+        self._own: dict[int, Ended] = {}  # what each one's give
+        self.before: dict[int, Ended] = {}  # by reader
+        crossing = {
+            w: [c for c, _ in plan.tasks[w].waits if plan.counters[c].ranks] for w in waiters
+        }
+        producers = {
+            p for row in crossing.values() for c in row for p in plan.counters[c].producers
+        }
+        done: dict[int, Ended] = {}
+        for index, before in enumerate(happens_before(plan)):
+            if index in producers:
+                done[index] = before.plus(index)
+            if index in crossing:
+                own = NOTHING
+                for counter in crossing[index]:
+                    for producer in plan.counters[counter].producers:
+                        own = own.joined(done[producer])
+                self._own[index] = own
+                self._given.append(self._given[-1].joined(own))
+            if index in readers:
+                self.before[index] = self._known(index, before)
+
+    def _known(self, index: int, before: Ended) -> Ended:
+        """From its own waits, and from those of all waiters that ended before it."""
+        low = bisect_left(self._waiters, before.floor)
+        known = self._given[low]
+        for waiter in self._waiters[low : bisect_right(self._waiters, index)]:
+            if waiter == index or before.has(waiter):
+                known = known.joined(self._own[waiter])
+        return known
+
+
+def _touching(
+    plan: Plan, writers: Sequence[tuple[int, int]], number: int, bounds: tuple[tuple[int, int], ...]
+) -> list[int]:
+    """The tasks among `writers` that write a part of a region of buffer `number`."""
+    return [
+        index
+        for index, buffer in writers
+        if buffer == number
+        and any(n == number and overlap(b, bounds) for n, b in plan.tasks[index].writes)
+    ]
+
+
+def _symmetric(plan: Plan) -> list[tuple[object, ...]]:
+    return [
+        (b.name, b.shape, b.dtype, b.offset_bytes) for b in plan.buffers if b.memory == "symmetric"
+    ]
+
+
+def _shape(plan: Plan, task: PlanTask) -> tuple[object, ...]:
+    """What must be the same on all ranks: not which weights it reads."""
+    shared = [
+        (plan.buffers[number].name, bounds)
+        for number, bounds in (*task.reads, *task.writes)
+        if plan.buffers[number].memory == "symmetric"
+    ]
+    return (task.op, task.body, task.flags, task.waits, task.signals, shared)
+
+
+def _differ(plan: Plan, rank: int, what: str) -> PlanError:
+    return PlanError(f"ranks 0 and {rank} {what} - at plan {plan.name} - plan all from one model")

@@ -15,6 +15,7 @@ from typing import Literal, cast
 
 from gpurt.body import Target
 from gpurt.errors import ConfigError, DeviceError
+from gpurt.wire import RANKS_MAX
 
 PolicyName = Literal["static", "claim", "ready"]
 EdgeChoice = Literal["counter", "payload", "auto"]
@@ -51,7 +52,8 @@ class Environment:
 class RuntimeConfig:
     """A Runtime's options after checks, with what was derived from `device`."""
 
-    device: str  # "host" or "cuda:0"
+    device: str  # "host" or "cuda:0"; of several ranks: rank 0's
+    devices: tuple[str, ...]  # one a rank
     device_name: str
     target: Target
     policy: PolicyChoice
@@ -77,7 +79,7 @@ class RuntimeConfig:
         stays = "until close()" if self.resident else f"{self.linger_ms:g} ms after a request"
         limit = "none" if self.resident or not self.residency_ms else f"{self.residency_ms:g} ms"
         rows: list[tuple[str, object]] = [
-            ("device", f"{self.device} ({self.device_name})"),
+            ("device", f"{', '.join(self.devices)} ({self.device_name})"),
             ("workers", f"{t.workers} {'SMs' if t.kind == 'cuda' else 'threads'}"),
             ("policy", self.policy if isinstance(self.policy, str) else dict(self.policy)),
             ("edges", self.edges),
@@ -115,7 +117,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def resolve(
-    device: str = "auto",
+    device: str | Sequence[str] = "auto",
     *,
     workers: int | None = None,
     policy: str | Mapping[str, str] = "static",
@@ -148,9 +150,10 @@ def resolve(
         _count("step_rows", size, 1, 65536)
     if workers is not None:
         _count("workers", workers, 1, MAX_HOST_WORKERS)
-    name, device_name, target, notes = _device(device, workers, team_warps)
+    names, device_name, target, notes = _devices(device, workers, team_warps)
     return RuntimeConfig(
-        device=name,
+        device=names[0],
+        devices=names,
         device_name=device_name,
         target=target,
         policy=chosen,
@@ -224,6 +227,32 @@ def host_name() -> str:
 
 
 # ---- helpers ---------------------------------------------------------------------------------
+def _devices(
+    device: str | Sequence[str], workers: int | None, team_warps: int
+) -> tuple[tuple[str, ...], str, Target, tuple[str, ...]]:
+    if isinstance(device, str):
+        name, device_name, target, notes = _device(device, workers, team_warps)
+        return (name,), device_name, target, notes
+    count = len(device)
+    if not 1 <= count <= RANKS_MAX:
+        msg = f"{count} devices - at Runtime(device=[...])"
+        raise ConfigError(f"{msg} - give one for each rank, at most {RANKS_MAX}")
+    if workers is None and set(device) == {"host"}:
+        workers = max(1, host_workers() // count)  # ranks share the cores
+    found = [_device(name, workers, team_warps) for name in device]
+    names = tuple(name for name, *_ in found)
+    first = found[0][2]
+    for name, _, target, _ in found:
+        if target != first:
+            what = f"{names[0]} is {first.kind} {first.arch} of {first.workers} workers, {name}"
+            what += f" {target.kind} {target.arch} of {target.workers}"
+            raise ConfigError(f"{what} - at Runtime(device=[...]) - ranks need equal devices")
+    if first.kind == "cuda" and len(set(names)) < count:
+        msg = f"devices are {', '.join(names)}"
+        raise ConfigError(f"{msg} - at Runtime(device=[...]) - give each rank a GPU of its own")
+    return names, found[0][1], first, found[0][3]
+
+
 def _device(
     device: str, workers: int | None, team_warps: int
 ) -> tuple[str, str, Target, tuple[str, ...]]:

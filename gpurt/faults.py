@@ -13,14 +13,33 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from gpurt.plan import plan_counter
 from gpurt.wire import FaultKind
 
 if TYPE_CHECKING:
-    from gpurt.executors.base import RawTrace
+    from gpurt.executors.base import Executor, RawTrace
     from gpurt.plan import Plan
 
 NAMED_PRODUCERS = 3  # more make a line nobody reads
 STEP_MASK = (1 << 32) - 1  # a span keeps the low half of the step's number
+
+
+def describe_faults(executor: Executor, drained: bool) -> str:
+    """What an executor's last launch ended in: of several ranks what each one reports, those first
+    that gave up by themselves. drained: its workers have left. Empty if nobody reports.
+    """
+    reports: list[tuple[bool, str]] = []
+    for rank, one in enumerate(executor.ranks):
+        fault = one.host.own_fault()
+        if fault is None:
+            continue
+        raw, counters = (one.raw_trace(), one.counters()) if drained else (None, None)
+        text = describe_fault(one.plan, fault, raw, counters)
+        several = len(executor.ranks) > 1
+        reports.append(
+            (fault["kind"] == FaultKind.PEER, f"rank {rank}: {text}" if several else text)
+        )
+    return "; ".join(text for _, text in sorted(reports, key=lambda row: row[0]))
 
 
 def describe_fault(
@@ -33,6 +52,13 @@ def describe_fault(
     if kind == FaultKind.CHECK_IN:
         what = f"{int(fault['seen'])} of {int(fault['needed'])} workers checked in"
         return f"{what} - at launch of {plan.name} - free the device, or use fewer workers"
+    if kind == FaultKind.PEER:
+        what = f"it ended because rank {int(fault['detail'][0])} gave up"
+        return f"{what} - at plan {plan.name} - see that rank's report"
+    if kind == FaultKind.RANKS_DIFFER:
+        what = f"in step {int(fault['step'])} it sampled other tokens than rank 0"
+        what += f" (checks {int(fault['seen']):#x} and {int(fault['needed']):#x})"
+        return f"{what} - at plan {plan.name} - give all ranks the same model and kind of device"
     if task >= len(plan.tasks):
         return f"fault {kind} at unknown task {task} - at plan {plan.name} - plan again"
     step = int(fault["step"])
@@ -51,8 +77,13 @@ def describe_fault(
     numbers = f"seen {int(fault['seen'])}, needed {int(fault['needed'])}"
     history = _History(plan, raw, counters, fault)
     if kind == FaultKind.EDGE_TIMEOUT:
-        counter = int(fault["counter"])
-        late = history.blame_counter(counter, int(fault["needed"]) - int(fault["seen"]))
+        counter = plan_counter(plan, int(fault["counter"]))
+        if plan.counters[counter : counter + 1] and plan.counters[counter].ranks:
+            late = f"rank {int(fault['detail'][0])} did not signal"
+            names = ", ".join(task_name(plan, t) for t in plan.counters[counter].producers)
+            late += f" that it ended {names}"
+        else:
+            late = history.blame_counter(counter, int(fault["needed"]) - int(fault["seen"]))
         what = f"{waited} for counter {counter}: {numbers}; {late}"
     elif kind == FaultKind.PAYLOAD_TIMEOUT:
         what = f"{waited} for data that never came; {history.blame_payload(task)}"
@@ -184,7 +215,7 @@ class _History:
 
 def _round(plan: Plan, fault: Any) -> int:
     """Which step since launch it was, from 1: counters grow by their signals in each."""
-    task, counter = int(fault["task"]), int(fault["counter"])
+    task, counter = int(fault["task"]), plan_counter(plan, int(fault["counter"]))
     if int(fault["kind"]) == FaultKind.EDGE_TIMEOUT:
         for index, signals in plan.tasks[task].waits:
             if index == counter and signals:

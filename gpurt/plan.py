@@ -26,9 +26,9 @@ from gpurt.body import Param, Target
 from gpurt.errors import PlanError
 from gpurt.wire import ADDRS_PER_TASK as ADDRS_PER_TASK
 from gpurt.wire import PARAMS_PER_TASK as PARAMS_PER_TASK
+from gpurt.wire import RANK_COUNTER, TaskFlags
 from gpurt.wire import SIGNALS_PER_TASK as SIGNALS_PER_TASK
 from gpurt.wire import WAITS_PER_TASK as WAITS_PER_TASK
-from gpurt.wire import TaskFlags
 
 PLAN_VERSION = 1
 FILE_FORMAT = "gpurt.plan"
@@ -292,6 +292,19 @@ class Plan:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             msg = f"the plan's fields do not fit schema {PLAN_VERSION} ({error!r})"
             raise PlanError(f"{msg} - at {path} - plan again") from error
+
+
+def rank_counters(plan: Plan) -> dict[int, int]:
+    """Of the plan's counters that all ranks signal: their number on the wire."""
+    indices = [i for i, counter in enumerate(plan.counters) if counter.ranks]
+    return {index: number for number, index in enumerate(indices)}
+
+
+def plan_counter(plan: Plan, wire_counter: int) -> int:
+    """The index in Plan.counters of a counter as records and Faults name it."""
+    if not wire_counter & RANK_COUNTER:
+        return wire_counter
+    return list(rank_counters(plan))[wire_counter & ~RANK_COUNTER]
 
 
 def align_up(size_bytes: int, alignment: int = ARENA_ALIGN_BYTES) -> int:

@@ -40,7 +40,8 @@ log = logging.getLogger("gpurt")
 class Runtime:
     """One device and the graphs loaded on it. Thread-safe; use with `with`, or call `close()`.
 
-    device: "auto" takes a usable GPU, else "host"; or "cuda:0". workers: SMs or threads, all by
+    device: "auto" takes a usable GPU, else "host"; or "cuda:0"; or a list, one for each rank of a
+    group of graphs (gpurt/ranks.py). workers: SMs or threads, all by
     default. policy: static, claim, ready, {operator or body: policy}, or auto: what `gpurt tune`
     measured for this device and graph, else static. edges: counter, payload, auto. team_warps:
     warps of a worker on a GPU, 16 or 1.
@@ -58,7 +59,7 @@ class Runtime:
 
     def __init__(
         self,
-        device: str = "auto",
+        device: str | Sequence[str] = "auto",
         *,
         workers: int | None = None,
         policy: str | Mapping[str, str] = "static",
@@ -111,11 +112,15 @@ class Runtime:
         """
         with self._lock:
             self._check_open()
+            _check_ranks(graph, self.config)
             session = self._find(graph)
             if session is not None and (plan is None or plan is session.plan):
                 return session.plan
             if plan is None:
                 plan = _make_plan(graph, self.config, progress)
+            elif len(self.config.devices) > 1:
+                msg = f"a plan of one rank for {len(self.config.devices)} devices"
+                raise PlanError(f"{msg} - at Runtime.prepare - leave the plans to it")
             else:
                 _check_given(graph, plan, self.config)
             # Loading allocates, and an allocation may wait for a resident kernel.
@@ -301,6 +306,11 @@ def options_of(config: RuntimeConfig) -> Options:
 
 def _load(plan: Plan, graph: Graph, config: RuntimeConfig, progress: Progress | None) -> Executor:
     options = options_of(config)
+    if len(config.devices) > 1:
+        from gpurt.executors import group
+
+        plans = [plan, *(_make_plan(g, config, progress) for g in graph.group[1:])]
+        return group.load(plans, graph.group, options, config.devices, progress)
     if config.target.kind == "cuda":
         from gpurt.executors import cuda
 
@@ -309,6 +319,14 @@ def _load(plan: Plan, graph: Graph, config: RuntimeConfig, progress: Progress | 
     from gpurt.executors import host
 
     return host.load(plan, graph, options, progress=progress)
+
+
+def _check_ranks(graph: Graph, config: RuntimeConfig) -> None:
+    ranks, devices = len(graph.group), len(config.devices)
+    if ranks != devices:
+        what = f"{graph.name} is a group of {ranks} ranks, the Runtime has {devices} devices"
+        hint = "build a graph for each, and gpurt.ranks.group() them"
+        raise GraphError(f"{what} - at Runtime.prepare - {hint}")
 
 
 def _check_given(graph: Graph, plan: Plan, config: RuntimeConfig) -> None:

@@ -27,7 +27,7 @@ from gpurt.arrays import from_storage
 from gpurt.config import DEBUG_LEVELS
 from gpurt.errors import ClosedError, FaultError, GpurtError, RingFullError, TraceError
 from gpurt.executors.base import settled_state
-from gpurt.faults import describe_fault
+from gpurt.faults import describe_faults
 from gpurt.request import WAIT_SLICE_S, Request
 from gpurt.wire import FinishReason, KernelState, RequestFlags, RequestKind
 
@@ -198,7 +198,7 @@ class Session:
             fault = self._view.fault()
             log.log(DEBUG_LEVELS[4], "%d in flight, fault %s", len(self.in_flight), fault)
             if fault is not None:
-                self._fail(fault)
+                self._fail()
             elif self.in_flight and not self.executor.running():
                 self._relaunch()
             elif self.in_flight:
@@ -360,7 +360,9 @@ class Session:
     # ---- helpers: faults -----------------------------------------------------------------
     def _check_heartbeat(self) -> None:
         beat, now = int(self._view.control["heartbeat"]), time.monotonic()
-        if beat != self._heartbeat[0]:
+        starting = self._view.kernel_state() == KernelState.ABSENT
+        if beat != self._heartbeat[0] or (starting and len(self.executor.ranks) > 1):
+            # Before all ranks are in, nothing is late.
             self._heartbeat = (beat, now)
             return
         limit = max(SILENCE_MIN_S, SILENCE_WAITS * self._wait_timeout_ms / 1e3)
@@ -372,18 +374,16 @@ class Session:
         self.broken = not self.executor.join(self._drain_s)
         fault = None if self.broken else self._view.fault()
         if fault is not None:
-            self._fail(fault)
+            self._fail()
             return
         hint = "look for a body that does not return" if self.broken else "submit again"
         self._fail_all(FaultError(f"{what} - at plan {self.plan.name} - {hint}"))
 
-    def _fail(self, fault: Any) -> None:
+    def _fail(self) -> None:
         """A worker gave up: all drain; name what is stuck; every resident request ends."""
         self._view.request_abort()
         self.broken = not self.executor.join(self._drain_s)
-        raw = None if self.broken else self.executor.raw_trace()
-        counters = None if self.broken else self.executor.counters()
-        error = FaultError(describe_fault(self.plan, fault, raw, counters))
+        error = FaultError(describe_faults(self.executor, drained=not self.broken))
         error.__cause__ = self.executor.fault_cause()
         self._fail_all(error)
 

@@ -8,13 +8,44 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.executors.base import Executor, RawTrace
+from gpurt import _native
+from gpurt.errors import DeviceError
+from gpurt.executors import host
+from gpurt.executors.base import Executor, Options, RawTrace
+from gpurt.graph import Graph
+from gpurt.plan import Plan
 from gpurt.planner.check_ranks import check_group
+from gpurt.progress import Progress
+
+
+def load(
+    plans: Sequence[Plan],
+    graphs: Sequence[Graph],
+    options: Options,
+    devices: Sequence[str],
+    progress: Progress | None = None,
+) -> Group:
+    """Load a group's plans, one a device, by rank.
+
+    progress: called as (what, done, total). Raises: DeviceError for devices that cannot reach each
+    other, and what loading one plan raises.
+    """
+    if plans[0].target.kind != "host":
+        msg = f"{len(plans)} ranks on {', '.join(devices)}"
+        raise DeviceError(f"{msg} - at {plans[0].name} - several GPUs are not supported yet")
+    parking, count = _native.Parking(), len(plans)
+    return Group(
+        [
+            host.load(plan, graph, replace(options, rank=rank, rank_count=count), progress, parking)
+            for rank, (plan, graph) in enumerate(zip(plans, graphs, strict=True))
+        ]
+    )
 
 
 class RankExecutor(Executor, Protocol):

@@ -26,7 +26,7 @@ from gpurt.executors import program
 from gpurt.executors.base import Executor, HostView, Options, RawTrace, whole_spans
 from gpurt.executors.contents import packed_array, source_array
 from gpurt.graph import Graph
-from gpurt.plan import Plan, PlanBuffer, PlanRegion
+from gpurt.plan import Plan, PlanBuffer, PlanRegion, rank_counters
 from gpurt.progress import Progress
 
 SHARED_ALIGN_BYTES = 16  # a caller's array that lies worse is copied
@@ -172,7 +172,7 @@ class HostExecutor:
         counts = np.array(self._sections["counters"].view(np.uint64)[::stride])
         layout = program.symmetric_layout(self.plan, self.options)
         words = self._sections["symmetric"][layout.counters : layout.buffers].view(np.uint64)
-        for counter, number in program.rank_counters(self.plan).items():
+        for counter, number in rank_counters(self.plan).items():
             first = number * self.options.rank_count
             counts[counter] = words[::stride][first : first + self.options.rank_count].min()
         return counts

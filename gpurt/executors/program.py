@@ -22,7 +22,7 @@ from gpurt import wire
 from gpurt.body import Param
 from gpurt.errors import PlanError
 from gpurt.executors.base import SPAN_CAPACITY_MIN, SPAN_STEPS, Options, Record
-from gpurt.plan import TASK_EXPERT_STREAM, Plan, PlanExpert, align_up
+from gpurt.plan import TASK_EXPERT_STREAM, Plan, PlanExpert, align_up, rank_counters
 from gpurt.wire import TaskFlags
 
 Place = Literal["device", "host"]
@@ -92,19 +92,6 @@ def symmetric_layout(plan: Plan, options: Options) -> Symmetric:
     words = len(rank_counters(plan)) * options.rank_count
     buffers = align_up(counters + words * wire.COUNTER_STRIDE)
     return Symmetric(counters, buffers, buffers + plan.two_sets_bytes("symmetric"))
-
-
-def rank_counters(plan: Plan) -> dict[int, int]:
-    """Of the plan's counters that all ranks signal: their number on the wire."""
-    indices = [i for i, counter in enumerate(plan.counters) if counter.ranks]
-    return {index: number for number, index in enumerate(indices)}
-
-
-def plan_counter(plan: Plan, wire_counter: int) -> int:
-    """The index in Plan.counters of a counter as records and Faults name it."""
-    if not wire_counter & wire.RANK_COUNTER:
-        return wire_counter
-    return list(rank_counters(plan))[wire_counter & ~wire.RANK_COUNTER]
 
 
 def buffer_addresses(plan: Plan, arenas: Mapping[str, int], step_state: int) -> list[int]:

@@ -154,6 +154,10 @@ class FakeExecutor:
             self.host.lock.notify_all()
 
     # ---- Executor ----------------------------------------------------------------------------
+    @property
+    def ranks(self):
+        return (self,)
+
     def launch(self):
         assert not self.running()
         if self.launch_error is not None:

@@ -22,6 +22,9 @@ def empty_graph(
     context: int | None,
     kv_dtype: str,
     weight_dtype: str | None,
+    *,
+    rank: int = 0,
+    rank_count: int = 1,
 ) -> Graph:
     """A Graph with a model's name, vocabulary and bounds, and no operator.
 
@@ -35,4 +38,12 @@ def empty_graph(
     for what, name in (("kv_dtype", kv_dtype), ("weight_dtype", weight_dtype or "f32")):
         if name not in _DTYPES:
             raise GraphError(f"{what} is {name!r} - at {where} - use f32, f16 or bf16")
-    return Graph(config.architecture, rows=rows, slots=slots, context=bound, vocab=config.vocab)
+    return Graph(
+        config.architecture,
+        rows=rows,
+        slots=slots,
+        context=bound,
+        vocab=config.vocab,
+        rank=rank,
+        rank_count=rank_count,
+    )

@@ -11,15 +11,20 @@ from gpurt.graphs.ops.collect import SIDE_BY_SIDE, SUM, collect
 from gpurt.graphs.ops.publish import publish
 
 
-def all_reduce(graph: Graph, part: Buffer, ranks: int, *, per_row: int = 1) -> Buffer:
-    """The sum of all ranks' parts, in rank order. part: [rows * per_row, W] f32; so is the sum."""
+def all_reduce(
+    graph: Graph, part: Buffer, ranks: int, *, per_row: int = 1, residual: Buffer | None = None
+) -> Buffer:
+    """The sum of all ranks' parts, in rank order, behind `residual` if there is one: the same bits
+    on every rank. part: [rows * per_row, W] f32; so are residual and sum. The norm that may follow
+    is the next operator's own, so no hop is between.
+    """
     if ranks == 1:
         return part
     rows, width = part.shape
     slots = graph.symmetric(f"{part.name}.slots", [ranks, rows, width], f32)
     publish(graph, part, slots, per_row=per_row)
     y = graph.activation(f"{part.name}.sum", [rows, width], f32)
-    collect(graph, slots, y, kind=SUM, per_row=per_row)
+    collect(graph, slots, y, kind=SUM, per_row=per_row, residual=residual)
     return y
 
 

@@ -8,6 +8,11 @@ One layer, as the critical path sees it (q and kv are independent of each other)
   x -> [norm, Wq] -> q  -.                                                           .-> x'
   x -> [norm, Wkv] -> kv -> attention -> [Wo] + x -> h -> [norm, Wgu, swiglu] -> m -> [Wd] + h
 
+With tp_size > 1 a graph is one rank's share: its heads, its part of the MLP's inner width, and its
+rows of the head. Wo and Wd then give parts of a sum, which ranks add to x and h in their order; the
+logits are gathered. With parts > 1 one rank computes all shares, one after another, and adds them
+in the same order: the same bits as that many ranks.
+
 Every layer has its own activation buffers, never reused, so a payload edge may carry any of them.
 Legend: B rows, H heads, K kv heads, D head dimension.
 """
@@ -23,14 +28,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.buffer import DTYPES, Buffer, f32
+from gpurt.errors import GraphError
 from gpurt.graph import Graph
 from gpurt.graphs.bounds import empty_graph
+from gpurt.graphs.collectives import all_gather, all_reduce
 from gpurt.graphs.drafters import add_drafter
 from gpurt.graphs.ops.attention import attention
 from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.sample import sample
 from gpurt.graphs.weights import converted, rotary_frequencies, rotary_table, stack
+from gpurt.graphs.weights import cut as cut_source
 from gpurt.wire import PROPOSALS_PER_SLOT
 
 if TYPE_CHECKING:
@@ -116,18 +124,41 @@ def build(
     weight_dtype: str | None = None,
     draft: str = "none",
     proposals: int = PROPOSALS_PER_SLOT,
+    tp_size: int = 1,
+    tp_rank: int = 0,
+    parts: int = 1,
 ) -> Graph:
     """The Graph of one step.
 
     rows: tokens one step can carry. slots: sequences one step can mix. context: positions of one
     sequence; default: the model's, at most 2048. kv_dtype: f32, bf16 or f16. weight_dtype: f32,
     f16 or bf16 for all matrices; default: as stored. draft: none, or ngram, which proposes up to
-    `proposals` tokens a step. Weights are read when the plan is loaded.
-    Raises: BoundError if context exceeds the model's; GraphError for an unknown dtype or drafter.
+    `proposals` tokens a step. tp_size, tp_rank: one rank's share. parts: shares of one rank alone.
+    Weights are read when the plan is loaded.
+    Raises: BoundError if context exceeds the model's; GraphError for an unknown dtype or drafter,
+    or if the model has no tp_size or parts equal shares.
     """
-    graph = empty_graph(config, "llama.build", rows, slots, context, kv_dtype, weight_dtype)
-    LlamaBuilder(graph, config, weights, kv_dtype, weight_dtype).build()
+    check_shares(config, tp_size, parts)
+    ranks = {"rank": tp_rank, "rank_count": tp_size}
+    where = "llama.build"
+    graph = empty_graph(config, where, rows, slots, context, kv_dtype, weight_dtype, **ranks)
+    LlamaBuilder(graph, config, weights, kv_dtype, weight_dtype, parts).build()
     return add_drafter(graph, draft, proposals)
+
+
+def check_shares(config: LlamaConfig, tp_size: int, parts: int) -> None:
+    """Raises: GraphError, with the numbers, if ranks or parts cannot have equal shares."""
+    if tp_size > 1 and parts > 1:
+        msg = f"tp_size is {tp_size} and parts {parts}"
+        raise GraphError(f"{msg} - at llama.build - parts are for one rank alone")
+    count = max(tp_size, parts)
+    sizes = {"heads": config.heads, "kv heads": config.kv_heads, "inner width": config.intermediate}
+    if tp_size > 1:
+        sizes["vocab"] = config.vocab
+    bad = [f"{size} {what}" for what, size in sizes.items() if count < 1 or size % count]
+    if bad:
+        msg = f"{', '.join(bad)} have no {count} equal shares"
+        raise GraphError(f"{msg} - at llama.build - use a tp_size that divides them")
 
 
 def rope_table(config: LlamaConfig, context: int) -> NDArray[np.float32]:
@@ -150,9 +181,13 @@ class LlamaBuilder:
         weights: Mapping[str, WeightSource],
         kv_dtype: str,
         weight_dtype: str | None,
+        parts: int = 1,
     ) -> None:
         self.graph, self.config, self.weights = graph, config, weights
         self.kv_dtype = kv_dtype
+        # Which shares of the model this graph computes, of how many.
+        self.share_count = max(graph.rank_count, parts)
+        self.shares = [graph.rank] if graph.rank_count > 1 else list(range(parts))
         self.weight_dtype = None if weight_dtype is None else DTYPES[weight_dtype]
         self.pages_per_slot = -(-graph.context // PAGE)
         pages = graph.slots * self.pages_per_slot
@@ -179,8 +214,9 @@ class LlamaBuilder:
             with graph.at(f"layers[{layer}]", layer=layer):
                 x = self.layer(layer, x)
         with graph.at("head", layer=config.layers):
-            head = table if config.tied else self.matrix("head.w", "lm_head")
-            logits = self.activation("logits", config.vocab)
+            ranks = graph.rank_count
+            head = table if config.tied and ranks == 1 else self.head()
+            logits = self.activation("logits", config.vocab // ranks)
             matvec(
                 graph,
                 x,
@@ -191,60 +227,79 @@ class LlamaBuilder:
                 eps=config.eps,
                 name="head",
             )
-            sample(graph, logits)
+            sample(graph, all_gather(graph, logits, ranks, sampled=True))
         return graph
+
+    def head(self) -> Buffer:
+        """This rank's rows of the head; a tied one is in the table, too, which is whole."""
+        name = "model.embed_tokens" if self.config.tied else "lm_head"
+        share = self.graph.rank if self.graph.rank_count > 1 else None
+        return self.matrix("head.w", name, cut=0, share=share)
 
     def layer(self, layer: int, x: Buffer) -> Buffer:
         """One layer: the next x."""
-        graph, config = self.graph, self.config
         at, source = f"layers[{layer}]", f"model.layers.{layer}"
-        out = self.attention(layer, x)
-        h = self.activation(f"{at}.h", config.hidden)
-        o_proj = self.matrix(f"{at}.o.w", f"{source}.self_attn.o_proj")
-        matvec(graph, out, o_proj, h, residual=x, name="o")
+        outs = [self.attention(layer, x, share) for share in self.shares]
+        h = self.reduced(f"{at}.h", outs, f"{at}.o", f"{source}.self_attn.o_proj", x)
         return self.mlp(layer, h)
+
+    def reduced(
+        self, name: str, inputs: list[Buffer], weight: str, tensor: str, residual: Buffer
+    ) -> Buffer:
+        """The residual plus the product of a matrix with the inputs of all shares, added in their
+        order. weight: as in "layers[3].o".
+        """
+        graph, op = self.graph, weight.rsplit(".", 1)[-1]
+        if graph.rank_count > 1:
+            part = self.activation(f"{name}.part", self.config.hidden)
+            w = self.matrix(f"{weight}.w", tensor, cut=1, share=graph.rank)
+            matvec(graph, inputs[0], w, part, name=op)
+            return all_reduce(graph, part, graph.rank_count, residual=residual)
+        for share, x in zip(self.shares, inputs, strict=True):
+            last = share == self.shares[-1]
+            y = self.activation(name if last else f"{name}{self.suffix(share)}", self.config.hidden)
+            w = self.matrix(f"{weight}{self.suffix(share)}.w", tensor, cut=1, share=share)
+            matvec(graph, x, w, y, residual=residual, name=op)
+            residual = y
+        return residual
+
+    def suffix(self, share: int) -> str:
+        """What names end with where one graph computes several shares."""
+        return f".part{share}" if len(self.shares) > 1 else ""
 
     def mlp(self, layer: int, h: Buffer) -> Buffer:
         """H plus the MLP of its norm: the layer's output."""
         graph, config = self.graph, self.config
         at, source = f"layers[{layer}]", f"model.layers.{layer}"
-        m = self.activation(f"{at}.m", config.intermediate)
-        matvec(
-            graph,
-            h,
-            self.matrix(
-                f"{at}.gate_up.w",
-                f"{source}.mlp.gate_proj",
-                f"{source}.mlp.up_proj",
-                interleaved=True,
-            ),
-            m,
-            norm=self.vector(f"{at}.mlp.norm", f"{source}.post_attention_layernorm"),
-            swiglu=True,
-            eps=config.eps,
-            name="gate_up",
-        )
-        y = self.activation(f"{at}.y", config.hidden)
-        down = self.matrix(f"{at}.down.w", f"{source}.mlp.down_proj")
-        matvec(graph, m, down, y, residual=h, name="down")
-        return y
+        norm = self.vector(f"{at}.mlp.norm", f"{source}.post_attention_layernorm")
+        inner = []
+        for share in self.shares:
+            m = self.activation(
+                f"{at}{self.suffix(share)}.m", config.intermediate // self.share_count
+            )
+            pair = (f"{source}.mlp.gate_proj", f"{source}.mlp.up_proj")
+            name = f"{at}{self.suffix(share)}.gate_up.w"
+            w = self.matrix(name, *pair, interleaved=True, cut=0, share=share)
+            matvec(graph, h, w, m, norm=norm, swiglu=True, eps=config.eps, name="gate_up")
+            inner.append(m)
+        return self.reduced(f"{at}.y", inner, f"{at}.down", f"{source}.mlp.down_proj", h)
 
-    def attention(self, layer: int, x: Buffer) -> Buffer:
-        """The heads' outputs, before Wo."""
+    def attention(self, layer: int, x: Buffer, share: int) -> Buffer:
+        """The outputs of a share's heads, before Wo."""
         graph, config = self.graph, self.config
-        at, source = f"layers[{layer}]", f"model.layers.{layer}"
+        at, source = f"layers[{layer}]{self.suffix(share)}", f"model.layers.{layer}"
         head_dim = config.head_dim
+        heads, kv_heads = config.heads // self.share_count, config.kv_heads // self.share_count
         norm = self.vector(f"{at}.attention.norm", f"{source}.input_layernorm")
-        q = self.activation(f"{at}.q", config.heads * head_dim)
-        q_proj = self.matrix(f"{at}.q.w", f"{source}.self_attn.q_proj")
+        q = self.activation(f"{at}.q", heads * head_dim)
+        q_proj = self.matrix(f"{at}.q.w", f"{source}.self_attn.q_proj", cut=0, share=share)
         matvec(graph, x, q_proj, q, norm=norm, eps=config.eps, name="q")
-        kv = self.activation(f"{at}.kv", 2 * config.kv_heads * head_dim)
-        kv_proj = self.matrix(
-            f"{at}.kv.w", f"{source}.self_attn.k_proj", f"{source}.self_attn.v_proj"
-        )
+        kv = self.activation(f"{at}.kv", 2 * kv_heads * head_dim)
+        pair = (f"{source}.self_attn.k_proj", f"{source}.self_attn.v_proj")
+        kv_proj = self.matrix(f"{at}.kv.w", *pair, cut=0, share=share)
         matvec(graph, x, kv_proj, kv, norm=norm, eps=config.eps, name="kv")
-        cache = [self.page_table.shape[0] * self.pages_per_slot, config.kv_heads, PAGE, head_dim]
-        out = self.activation(f"{at}.attention.out", config.heads * head_dim)
+        cache = [self.page_table.shape[0] * self.pages_per_slot, kv_heads, PAGE, head_dim]
+        out = self.activation(f"{at}.attention.out", heads * head_dim)
         attention(
             graph,
             q,
@@ -254,7 +309,7 @@ class LlamaBuilder:
             self.page_table,
             self.rope,
             out,
-            heads=config.heads,
+            heads=heads,
             qk_norm=self.qk_norm(f"{at}.qk_norm", source) if config.qk_norm else None,
             eps=config.eps,
         )
@@ -264,9 +319,20 @@ class LlamaBuilder:
         """A float32 buffer of one row a token."""
         return self.graph.row_activation(name, width, f32)
 
-    def matrix(self, name: str, *tensors: str, interleaved: bool = False) -> Buffer:
-        """One or more matrices, stacked by rows. Mixed dtypes are all read as float32: exact."""
+    def matrix(
+        self,
+        name: str,
+        *tensors: str,
+        interleaved: bool = False,
+        cut: int = 0,
+        share: int | None = None,
+    ) -> Buffer:
+        """One or more matrices, stacked by rows. Mixed dtypes are all read as float32: exact.
+        share: only that part of each, along axis `cut`.
+        """
         sources = [self.weights[f"{tensor}.weight"] for tensor in tensors]
+        if share is not None and self.share_count > 1:
+            sources = [cut_source(s, cut, share, self.share_count) for s in sources]
         stored = {source.dtype.name for source in sources}
         dtype = self.weight_dtype or (sources[0].dtype if len(stored) == 1 else f32)
         rows = sum(source.shape[0] for source in sources)

@@ -39,11 +39,15 @@ def cut(source: WeightSource, axis: int, index: int, count: int) -> WeightSource
     Raises: GraphError if the parts would not be equal.
     """
     size = source.shape[axis]
-    if size % count:
+    dtype = source.dtype
+    block = dtype.block if axis == len(source.shape) - 1 else 1
+    if size % (count * block):
         msg = f"axis {axis} of {source.name} {list(source.shape)} has no {count} equal parts"
-        raise GraphError(f"{msg} - at tp_size - use a divisor of {size}")
+        msg += f" of whole blocks of {block}" if block > 1 else ""
+        raise GraphError(f"{msg} - at tp_size - use a divisor of {size // block}")
     width = size // count
-    part = (slice(None),) * axis + (slice(index * width, (index + 1) * width),)
+    stored = width // block * dtype.block_bytes if block > 1 else width
+    part = (slice(None),) * axis + (slice(index * stored, (index + 1) * stored),)
     shape = (*source.shape[:axis], width, *source.shape[axis + 1 :])
     return replace(source, shape=shape, load=lambda: source.load()[part])
 

@@ -12,6 +12,7 @@ struct collect {
   static u32 run(const TaskRecord& record, BodyContext& context) {
     const f32* const slots = arg<const f32>(record, 0);
     f32* const y = arg<f32>(record, 1);
+    const f32* const residual = arg<const f32>(record, 2);
     const u64 width = record.param[0];
     const u32 ranks = record.param[1];
     const bool summed = record.param[2] == kSum;
@@ -23,6 +24,7 @@ struct collect {
       for (u64 i = record.tile[0]; i < record.tile[1]; ++i) {
         const u64 rank = i / width;  // 0 if summed
         f32 value = slots[rank * slot + row * width + i % width];
+        if (residual != nullptr) value = residual[row * width + i] + value;
         for (u32 r = 1; summed && r < ranks; ++r) value += slots[r * slot + row * width + i];
         y[row * y_width + i] = value;
       }

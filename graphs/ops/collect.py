@@ -1,6 +1,6 @@
 """collect: all ranks' parts into one value. Second half of a collective; publish.py is the first.
 
-kind 0  y = the sum of the slots, in rank order: an all-reduce
+kind 0  y = residual, if there is one, and the slots, added in rank order: an all-reduce
 kind 1  y = the slots side by side, [rows * per_row, ranks * W]: an all-gather
 """
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.publish import TILE_COLUMNS, value_rows
-from gpurt.graphs.ops.regions import columns, part, region_of, required
+from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
@@ -31,17 +31,24 @@ def collect(
     kind: int,
     per_row: int = 1,
     sampled: bool = False,
+    residual: Operand | None = None,
     name: str = "collect",
 ) -> Operator:
-    """Add it. slots: [ranks, rows * per_row, W] f32. Raises: GraphError if y does not fit."""
+    """Add it. slots: [ranks, rows * per_row, W] f32; residual: as y, only with kind SUM.
+
+    Raises: GraphError if y or residual does not fit.
+    """
     ranks, rows, width = region_of(slots).shape
     wanted = (rows, width if kind == SUM else ranks * width)
     if region_of(y).shape != wanted:
         msg = f"slots are {[ranks, rows, width]}, but y {list(region_of(y).shape)}"
         raise GraphError(f"{msg} - at {graph.name}.{name} - y needs {list(wanted)}")
+    if residual is not None and (kind != SUM or region_of(residual).shape != wanted):
+        msg = f"residual is {list(region_of(residual).shape)}, kind {kind}"
+        raise GraphError(f"{msg} - at {graph.name}.{name} - a sum needs {list(wanted)}")
     return graph.op(
         COLLECT,
-        {"slots": slots, "y": y},
+        {"slots": slots, "y": y, "residual": residual},
         name=name,
         width=width,
         ranks=ranks,
@@ -63,14 +70,11 @@ def tile_collect(op: Operator, target: Target) -> list[Tile]:
             out = (rank * width + begin, rank * width + end)
             source = slots if summed else part(slots, 0, rank, rank + 1)
             size = (end - begin) * int(op.params["per_row"]) * (ranks + 1 if summed else 2)
-            tiles.append(
-                Tile(
-                    (*out, 0, 0),
-                    (columns(source, begin, end),),
-                    (columns(y, *out),),
-                    cost_bytes=4 * size,
-                )
-            )
+            reads = [columns(source, begin, end)]
+            if "residual" in op.args:
+                reads.append(columns(op.args["residual"], begin, end))
+            writes = (columns(y, *out),)
+            tiles.append(Tile((*out, 0, 0), tuple(reads), writes, cost_bytes=4 * size))
     return tiles
 
 
@@ -79,8 +83,10 @@ def collect_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: St
     rows = value_rows(op, step)
     slots = required(op, arrays, "slots")[:, :rows]
     if op.params["kind"] == SUM:
-        total = slots[0]
-        for other in slots[1:]:
+        residual = array_of(op, arrays, "residual")
+        terms = [*([] if residual is None else [residual[:rows]]), *slots]
+        total = terms[0]
+        for other in terms[1:]:
             total = total + other
     else:
         total = np.concatenate(list(slots), axis=-1)
@@ -89,7 +95,7 @@ def collect_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: St
 
 COLLECT = Body(
     name="collect",
-    args=(Arg("slots", "r"), Arg("y", "w")),
+    args=(Arg("slots", "r"), Arg("y", "w"), Arg("residual", "r", optional=True)),
     params=("width", "ranks", "kind", "per_row", "sampled"),
     tile=tile_collect,
     reference=collect_reference,

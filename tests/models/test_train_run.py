@@ -187,6 +187,10 @@ def test_run_sh_fails_as_its_job_does(call):
     assert brought == []
 
 
-def test_run_sh_takes_a_target_as_it_is(call):
-    _, calls, _ = call(WEIGHTS="release", TARGET_MINUTES="0", DEVICE="cuda")
-    assert calls[0] == "target --recipe nano --weights release --steps 0 --device cuda"
+def test_run_sh_takes_a_target_and_its_vocabulary_as_they_are(call, tmp_path):
+    weights = tmp_path / "release"
+    weights.mkdir()
+    (weights / "tokenizer.json").write_text("vocabulary")
+    _, calls, _ = call(WEIGHTS=str(weights), TARGET_MINUTES="0", DEVICE="cuda")
+    assert calls[0] == f"target --recipe nano --weights {weights} --steps 0 --device cuda"
+    assert (tmp_path / "run" / "tokenizer.json").read_text() == "vocabulary"

@@ -15,6 +15,9 @@ weights=${WEIGHTS:+--weights $WEIGHTS}
 export PYTHONUNBUFFERED=1 PYTHONPATH=. TOKENIZERS_PARALLELISM=false
 export TORCHINDUCTOR_CACHE_DIR=$run/compiled
 mkdir -p "$run" "$out"
+if [ -n "${WEIGHTS:-}" ] && [ ! -e "$run/tokenizer.json" ]; then # weights go with their vocabulary
+  cp "$WEIGHTS/tokenizer.json" "$run/"
+fi
 end=$((SECONDS + ${minutes%.*} * 60))
 
 left() { # whole minutes of this call that are left

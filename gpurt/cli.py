@@ -52,7 +52,7 @@ PolicyText = Annotated[
     str, typer.Option("--policy", help="static, claim, ready, auto, or OPERATOR=POLICY,...")
 ]
 Edges = Annotated[str, typer.Option(help="counter, payload or auto.")]
-Rows = Annotated[str | None, typer.Option(help="Rows of one step; or of each step size: 16,128.")]
+Rows = Annotated[str | None, typer.Option(help="Rows of a step, or of each step size: 16,128.")]
 Context = Annotated[int | None, typer.Option(help="Positions of one sequence.")]
 Draft = Annotated[str, typer.Option(help="Who proposes tokens ahead: none, or ngram.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default 256.")]

@@ -67,7 +67,8 @@ def model_graph(
     """The graph of a model for "host" or "cuda".
 
     rows None: as DEFAULT_ROWS says. context None: 2048, or as much as `need` positions ask for,
-    within the model's own bound. draft: the drafter, by name. Raises: BoundError naming both numbers, GraphError for the drafter.
+    within the model's own bound. draft: the drafter, by name. Raises: BoundError naming both
+    numbers, GraphError for the drafter.
     """
     bound = model.config.context
     if context is None:

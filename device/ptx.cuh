@@ -161,6 +161,22 @@ GPURT_FN f32 ld_shared_f32(u32 from) {
   return v;
 }
 
+GPURT_FN u32 ld_shared_u16(u32 from) {
+  u16 v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+  return v;
+}
+
+// Between warps of one block, where an mbarrier would be one more object a slot.
+GPURT_FN u32 ld_shared_acquire_u32(u32 from) {
+  u32 v;
+  asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+  return v;
+}
+GPURT_FN void st_shared_release_u32(u32 to, u32 v) {
+  asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
+
 GPURT_FN void st_shared_f32(u32 to, f32 v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }

@@ -4,7 +4,8 @@
 //   + kStageCount * 32 KB  scratch   32 KB for bodies: partial sums, attention's pages (64 KB for
 //                                    a team of 1)
 //   + 32 KB                slots     8 task records and the times of their runs, 304 bytes each
-//   + 2.375 KB             barriers  stage full/empty, slot full/done/empty, 8 bytes each
+//   + 32 KB                slots     8 task records and the times of their runs, 320 bytes each
+//   + 2.5 KB               barriers  stage full/empty, slot full/done/empty, 8 bytes each
 //   ...                    words     leaving, and what the step's gate brought
 //
 // kTeamWarps and kStageCount come from the generated bodies.gen.cuh: the host derives the stage
@@ -45,8 +46,12 @@ struct alignas(16) Slot {
   u32 kind;    // SlotKind
   u32 is_met;  // 1: taken from a `ready` queue, so its edges are met
   u32 reserved;
+  // kTaskExpertStream: the words at kAddrExpertId, as the loader found them: expert id, its number
+  // of users, row and pair of the first. [1] comes last; kNotChosen until then, 0: not live.
+  u32 chosen[kExpertWords];
 };
-static_assert(sizeof(Slot) == 304);
+static_assert(sizeof(Slot) == 320);
+constexpr u32 kNotChosen = 0xFFFFFFFFu;
 
 struct SharedMemory {
   u8 ring[kStageCount][kStageBytes];

@@ -1,6 +1,6 @@
 // The two rings of a block: weight stages and task slots. Who waits for what.
 //
-//   loader --stage_full--> team --stage_empty--> loader      32 KB of packed weights a stage
+//   loader --stage_full--> team --stage_empty--> loader      up to 32 KB of packed weights a stage
 //   loader --slot_full---> team --slot_done----> storer --slot_empty--> loader      a task a slot
 //
 // A task's packed weights are one contiguous range, cut into stages in order; the last one may be
@@ -53,6 +53,15 @@ GPURT_FN void release_stage(const StageCursor& cursor) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared().stage_empty[cursor.stage]));
 }
 
+// One thread, for a task with kTaskExpertStream: until the loader has found its expert. False: the
+// wait was given up.
+GPURT_FN bool wait_chosen(const Slot& slot) {
+  for (u32 polls = 0; ld_shared_acquire_u32(shared_address(&slot.chosen[1])) == kNotChosen;) {
+    if (must_end(polls)) return false;
+  }
+  return true;
+}
+
 // No time-out: an idle kernel waits here, and the loader ends the wait by a kSlotLeave.
 GPURT_FN void wait_slot(u32 turn) {
   const u32 full = shared_address(&shared().slot_full[turn % kSlotCount]);
@@ -86,7 +95,7 @@ GPURT_FN void trace_end(u32 turn) {
   if (is_trace_lane()) slot_of(turn).end = clock_cycles_low();
 }
 GPURT_FN void trace_stall(u32 turn, u32 cycles) {
-  if (is_trace_lane()) slot_of(turn).stall = cycles;
+  if (is_trace_lane()) slot_of(turn).stall += cycles;
 }
 
 }  // namespace gpurt

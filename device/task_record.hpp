@@ -55,13 +55,15 @@ enum TaskFlags : u16 {
 // kTaskDecides:
 constexpr u32 kParamDecision = kParamsPerTask - 1;  // index into Program::decisions
 // kTaskExpertStream: weights of expert e begin at stream_base + e * 16 * stride. The task's slot is
-// tile[0]; a slot that is not live streams nothing. The loader reads both words once the counter
+// tile[0]; a slot that is not live streams nothing. The loader reads the words once the counter
 // has reached its target, which says that the decider has run.
+constexpr u32 kParamExpertStage = kParamsPerTask - 4;  // of the ring, in units of 16 bytes
 constexpr u32 kParamExpertSignals = kParamsPerTask - 3;
 constexpr u32 kParamExpertCounter = kParamsPerTask - 2;
 constexpr u32 kParamExpertStride = kParamsPerTask - 1;  // in units of 16 bytes
 constexpr u32 kAddrLiveSlots = kAddrsPerTask - 2;       // u32: how many slots are live
-constexpr u32 kAddrExpertId = kAddrsPerTask - 1;        // u32: the expert of this task's slot
+constexpr u32 kAddrExpertId = kAddrsPerTask - 1;        // u32: the expert of this task's slot;
+constexpr u32 kExpertWords = 4;  // it and the words behind it are brought along with the weights
 
 // One task, complete in itself, so that one asynchronous copy brings all a worker needs.
 struct alignas(16) TaskRecord {

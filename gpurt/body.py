@@ -38,14 +38,19 @@ class Target:
     l2_bytes: int = 0
 
 
+STAGE_BYTES = 32768  # of the weight ring: kStageBytes of device/shared_memory.cuh
+
+
 @dataclass(frozen=True)
 class Stream:
     """A tile's weights: one contiguous range of the packed buffer bound to argument `arg`.
 
     stride_bytes: if not 0, which expert's weights is known at run time. Those of expert 0 are
         stated, each further one's lie `stride_bytes` further. The id is the u32 at byte
-        `expert_id_bytes` of argument `routes`, whose first u32 is the number of live slots; a
-        tile whose slot, coords[0], is not live streams nothing.
+        `expert_id_bytes` of argument `routes`, with three more behind it that the task is given
+        (route.py: of its slot); the first u32 there is the number of live slots; a tile whose
+        slot, coords[0], is not live streams nothing.
+    stage_bytes: of an expert's: how many of them go into one stage of the ring.
     """
 
     arg: str
@@ -53,6 +58,7 @@ class Stream:
     size_bytes: int
     stride_bytes: int = 0
     expert_id_bytes: int = 0
+    stage_bytes: int = STAGE_BYTES
 
 
 @dataclass(frozen=True)

@@ -99,12 +99,14 @@ class PlanExpert:
 
     live, expert_id: (buffer index, byte offset) of the count of live slots and of the id of this
     task's slot (coords[0]). wait: (counter, signals_per_step); then both words are there.
+    stage_bytes: of the stream, in one stage of the ring.
     """
 
     live: tuple[int, int]
     expert_id: tuple[int, int]
     stride_bytes: int
     wait: tuple[int, int]
+    stage_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 //
 //   take (TaskSource) -> record copy -> slot_full        up to kSlotCount tasks ahead if static
 //   its stages, in order: wait stage_empty -> bulk copy -> stage_full
+//   an expert's: its decider's counter -> which expert, into the slot -> its stages
 //
 // One lane does it all: a bulk copy takes one thread about 115 ns to issue, a 32 KB stage takes
 // the memory a microsecond. Nothing in here blocks but the ends of rings: a queue that is still
@@ -27,17 +28,22 @@ struct Loader {
   u32 streamed;  // slots whose weights are all under way
   u32 left;      // bytes of slot `streamed` still to copy
   bool is_open;  // slot `streamed`'s record was read
-  bool is_void;  // its slot of experts is not live: a stage without bytes is due
   u64 from;
-  u32 issued;  // stages filled
+  u32 stage_bytes;  // how slot `streamed`'s bytes are cut
+  u32 issued;       // stages filled
   StageCursor cursor;
+  Wait decided;  // the decider that is known to have run in round `decided_in`
+  u64 decided_in;
 
   __device__ void start() {
     source.start(gpurt_program, blockIdx.x);
     fetched = freed = streamed = left = issued = 0;
     from = 0;
-    is_open = is_void = false;
+    stage_bytes = kStageBytes;
+    is_open = false;
     cursor = {0, 0};
+    decided = {0, 0};
+    decided_in = ~u64{0};
   }
 
   // ---- records ----------------------------------------------------------------------------------
@@ -55,6 +61,7 @@ struct Loader {
     slot.round = source.round;
     slot.kind = kSlotTask;
     slot.is_met = source.policy == kPolicyReady ? 1 : 0;
+    slot.chosen[1] = kNotChosen;
     const u64 record = gpurt_program.records + u64{task} * sizeof(TaskRecord);
 #pragma unroll
     for (u32 i = 0; i < sizeof(TaskRecord) / 16; ++i)
@@ -74,12 +81,13 @@ struct Loader {
       if (!mbarrier_test_wait(full, slot_parity(streamed))) return false;
       from = slot_of(streamed).record.stream_base;
       left = slot_of(streamed).record.stream_bytes;
+      stage_bytes = kStageBytes;
       if ((slot_of(streamed).record.flags & kTaskExpertStream) != 0 &&
           !choose_expert(slot_of(streamed)))
         return false;
       is_open = true;
     }
-    if (left == 0 && !is_void) {
+    if (left == 0) {
       is_open = false;
       ++streamed;
       return true;
@@ -87,12 +95,10 @@ struct Loader {
     // The phase before a barrier's first counts as complete, so a fresh stage is empty.
     const u32 empty = shared_address(&shared().stage_empty[cursor.stage]);
     if (!mbarrier_test_wait(empty, cursor.parity ^ 1)) return false;
-    const u32 bytes = left < kStageBytes ? left : kStageBytes;
+    const u32 bytes = left < stage_bytes ? left : stage_bytes;
     const u32 full = shared_address(&shared().stage_full[cursor.stage]);
     mbarrier_arrive_expect(full, bytes);
-    if (!is_void)
-      bulk_copy_to_shared(shared_address(shared().ring[cursor.stage]), from, bytes, full);
-    is_void = false;
+    bulk_copy_to_shared(shared_address(shared().ring[cursor.stage]), from, bytes, full);
     from += bytes;
     left -= bytes;
     ++issued;
@@ -101,19 +107,38 @@ struct Loader {
   }
 
   // Whose weights the task streams. False: its decider has not run yet.
-  // A task whose slot is not live gets one stage without bytes, and its body waits for that: else
-  // it could end, and its decider's words change, before they are read here.
-  __device__ bool choose_expert(const Slot& slot) {
+  // The words go into the slot, and the team waits for them there (pass_edges): it need not fetch
+  // them again, and no task ends, so that its decider's words may change, before they were read.
+  __device__ bool choose_expert(Slot& slot) {
     const TaskRecord& record = slot.record;
-    const Wait decided{record.param[kParamExpertCounter], record.param[kParamExpertSignals]};
-    if (!counter_is_met(counter_address(gpurt_program, decided.counter),
-                        counter_target(decided, slot.round)))
+    if (!is_decided({record.param[kParamExpertCounter], record.param[kParamExpertSignals]},
+                    slot.round))
       return false;
+    const u32* words = at<const u32>(record.addr[kAddrExpertId]);
     const u32 live = load_relaxed(at<const u32>(record.addr[kAddrLiveSlots]));
-    const u32 expert = load_relaxed(at<const u32>(record.addr[kAddrExpertId]));
-    is_void = record.tile[0] >= live;
-    if (is_void) left = 0;
-    from += u64{expert} * record.param[kParamExpertStride] * 16;
+    u32 word[kExpertWords];
+#pragma unroll
+    for (u32 i = 0; i < kExpertWords; ++i) word[i] = load_relaxed(words + i);
+    const bool is_live = record.tile[0] < live;
+    if (!is_live) left = 0;
+    from += u64{word[0]} * record.param[kParamExpertStride] * 16;
+    stage_bytes = record.param[kParamExpertStage] * 16;
+    slot.chosen[0] = word[0];
+    slot.chosen[2] = word[2];
+    slot.chosen[3] = word[3];
+    st_shared_release_u32(shared_address(&slot.chosen[1]), is_live ? word[1] : 0);
+    return true;
+  }
+
+  // Tasks of one decider follow one another: it is asked once a step, a trip to L2 less for each.
+  __device__ bool is_decided(const Wait& wait, u64 round) {
+    if (wait.counter == decided.counter && wait.signals_per_step == decided.signals_per_step &&
+        round == decided_in)
+      return true;
+    if (!counter_is_met(counter_address(gpurt_program, wait.counter), counter_target(wait, round)))
+      return false;
+    decided = wait;
+    decided_in = round;
     return true;
   }
 

@@ -11,22 +11,18 @@
 #pragma once
 #include "advance.hpp"
 #include "bodies.gen.cuh"
-#include "bodies/matvec.cuh"
 #include "stream.cuh"
 
 namespace gpurt {
-
-constexpr u32 kHotBody = Bodies::hot_index();
 
 // A warp's place, the same in all warps of a team. 16 bytes: travels in registers.
 struct alignas(16) TeamState {
   u32 turn;    // slots finished
   u32 step;    // low word of the step whose gate was passed
   u32 cursor;  // stage | parity << 8 | half << 9 | kSkips
-  u32 route;   // what the slot of `turn` asks for
+  u32 route;   // what the slot of `turn` asks for: a way of a hot body, or one of these
 };
 
-constexpr u32 kRouteCold = 16;  // below: the hot loop of that way
 constexpr u32 kRouteSkip = 17;
 constexpr u32 kRouteLeave = 18;
 
@@ -63,6 +59,8 @@ GPURT_FN void pass_edges(Slot& slot, bool new_step) {
   }
   if (passed && slot.is_met == 0 && lane < slot.record.wait_count)
     passed = wait_counter(slot.record.wait[lane], slot.round);
+  if (passed && lane == 0 && (slot.record.flags & kTaskExpertStream) != 0)
+    passed = wait_chosen(slot);
   if (__any_sync(~0u, !passed) && lane == 0) slot.kind = kSlotSkip;
 }
 
@@ -85,37 +83,32 @@ __device__ __noinline__ TeamState open_slot(TeamState state) {
   if (slot.kind == kSlotLeave) return {state.turn, state.step, state.cursor, kRouteLeave};
   if ((state.cursor & kSkips) != 0) return {state.turn, state.step, state.cursor, kRouteSkip};
   const u32 step = static_cast<u32>(slot.step);
-  const bool is_hot = slot.record.body == kHotBody;
-  bool syncs = !is_hot;
-  if constexpr (kHotBody != kNoBody) syncs = syncs || matvec::needs_barrier(slot.record);
-  if (!enter_slot(state.turn, step != state.step, syncs))
+  if (!enter_slot(state.turn, step != state.step, Bodies::needs_barrier(slot.record)))
     return {state.turn, step, state.cursor | kSkips, kRouteSkip};
-  u32 route = kRouteCold;
-  if constexpr (kHotBody != kNoBody) {
-    if (is_hot) route = matvec::way_of(slot.record);
-  }
-  return {state.turn, step, state.cursor, route};
+  return {state.turn, step, state.cursor, Bodies::route_of(slot.record)};
 }
 
 // The slot that was opened, then all that follow the same way in the same step.
-template <u32 WAY>
+template <class Body, u32 WAY>
 __device__ __noinline__ TeamState hot_loop(TeamState state) {
   StageCursor cursor{state.cursor & 0xFF, state.cursor >> 8 & 1};
   u32 half = state.cursor >> 9 & 1, turn = state.turn;
   for (;;) {
-    matvec::run_hot<WAY>(turn, cursor, half);
+    Body::template run_hot<WAY>(turn, cursor, half);
     trace_end(turn);
     finish_slot(turn);
     ++turn;
     wait_slot(turn);
     // Sums instead of && : the loads go out together, not one after another.
     const Slot& slot = slot_of(turn);
-    const u32 way = matvec::way_of(slot.record);
-    const bool syncs = matvec::needs_barrier(slot.record);
+    const u32 way = Body::way_of(slot.record);
+    const bool syncs = Body::needs_barrier(slot.record);
     const u32 differs = (slot.kind ^ kSlotTask) | (static_cast<u32>(slot.step) ^ state.step) |
-                        (slot.record.body ^ kHotBody) | (way ^ WAY);
+                        (slot.record.body ^ Bodies::index_of<Body>()) | (way ^ WAY);
     if (differs != 0 || !enter_slot(turn, false, syncs)) break;
   }
+  // Its last outputs are still being summed there, and another body's sums may come next.
+  if constexpr (Body::kLeavesScratch) team_sync();
   return {turn, state.step, pack_cursor(cursor, half), 0};
 }
 
@@ -146,18 +139,13 @@ __device__ __noinline__ void run_cold(u32 turn) {
   finish_slot(turn);
 }
 
-GPURT_FN TeamState run_way(TeamState state) {
-  if constexpr (kHotBody != kNoBody) {
-    if (state.route == 0) return hot_loop<0>(state);
-    if (state.route == 1) return hot_loop<1>(state);
-    if constexpr (matvec::kWays > 2) {
-      if (state.route == 2) return hot_loop<2>(state);
-      if (state.route == 3) return hot_loop<3>(state);
-      return state.route == 4 ? hot_loop<4>(state) : hot_loop<5>(state);
-    }
+struct HotLoops {
+  TeamState state;
+  template <class Body, u32 WAY>
+  GPURT_FN void run() {
+    state = hot_loop<Body, WAY>(state);
   }
-  return state;
-}
+};
 
 GPURT_FN void run_team() {
   TeamState state{0, static_cast<u32>(gpurt_program.first_step) - 1, 0, 0};
@@ -165,7 +153,9 @@ GPURT_FN void run_team() {
     state = open_slot(state);
     if (state.route == kRouteLeave) break;
     if (state.route < kRouteCold) {
-      state = run_way(state);
+      HotLoops loops{state};
+      Bodies::dispatch(state.route, loops);
+      state = loops.state;
       continue;
     }
     if (state.route == kRouteCold) {

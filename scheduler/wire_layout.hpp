@@ -102,8 +102,9 @@ inline pybind11::dict wire_layout() {
   X(kTaskPayloadIn) \
   X(kTaskPayloadOut) X(kTaskRearm) X(kTaskDecides) X(kTaskExpertStream) X(kTaskWakes) X(kOnlyWait) \
   X(kPublishedPerDecision) \
-  X(kPlaceEnd) X(kParamDecision) X(kParamExpertSignals) X(kParamExpertCounter) \
-  X(kParamExpertStride) X(kAddrLiveSlots) X(kAddrExpertId) X(kPolicyStatic) X(kPolicyClaim) \
+  X(kPlaceEnd) X(kParamDecision) X(kParamExpertStage) X(kParamExpertSignals) \
+  X(kParamExpertCounter) X(kParamExpertStride) X(kExpertWords) X(kAddrLiveSlots) \
+  X(kAddrExpertId) X(kPolicyStatic) X(kPolicyClaim) \
   X(kPolicyReady) X(kPolicyDynamic) X(kRowSample) X(kRowProposal) X(kPhasePlain) \
   X(kPhasePrefill) X(kPhaseDecode) X(kRequestSteps) X(kRequestGenerate) X(kFinishNone) \
   X(kFinishStop) X(kFinishLength) X(kFinishCancelled) X(kFinishFault) X(kFinishSteps) \

@@ -1,30 +1,60 @@
 // BodyList: the bodies of one compiled kernel by index, as TaskRecord::body counts them.
 //
 // The generated bodies.gen.cuh names the list; scheduler/persistent.cu documents that file. A body
-// with `kWays` runs inside the hot loops; all others are called from outside it, each a function
-// of its own, so that its registers and spills stay its own.
+// with `kWays` streams weights through the ring, in hot loops of its own, one a way:
+//   u32 way_of(task)                        below kWays, from the record and the step's rows alone
+//   bool needs_barrier(task)                whether it must follow a team barrier in any case
+//   void run_hot<WAY>(turn, cursor, half)   the task in slot `turn`; moves the cursor past it
+//   kLeavesScratch                          whether the scratch is still read when that returns
+// All others are called from outside the hot loops, each a function of its own, so that its
+// registers and spills stay its own.
 #pragma once
 #include "context.cuh"
 
 namespace gpurt {
 
-constexpr u32 kNoBody = 0xFFFFFFFFu;
-
 template <class Body>
 concept HotBody = requires { Body::kWays; };
+
+constexpr u32 kRouteCold = 16;  // a route below it: a way of a hot body, counted through the list
 
 template <class Body>
 __device__ __noinline__ void call_body(const TaskRecord& task, const BodyContext& context) {
   Body::run(task, context);
 }
 
+template <class One, class Other>
+constexpr bool kIsSame = false;
+template <class One>
+constexpr bool kIsSame<One, One> = true;
+
 template <class... Bodies>
 struct BodyList {
-  // Of the hot body, kNoBody if there is none.
-  GPURT_FN static constexpr u32 hot_index() {
-    u32 index = 0, found = kNoBody;
-    ((HotBody<Bodies> ? (found = index, ++index) : ++index), ...);
-    return found;
+  template <class Body>
+  GPURT_FN static constexpr u32 index_of() {
+    u32 index = 0;
+    bool found = false;
+    ((found = found || kIsSame<Body, Bodies>, index += found ? 0 : 1), ...);
+    return index;
+  }
+
+  GPURT_FN static u32 route_of(const TaskRecord& task) {
+    u32 route = kRouteCold;
+    (add_route<Bodies>(task, route), ...);
+    return route;
+  }
+
+  // Cold bodies do: they read what others of the team wrote.
+  GPURT_FN static bool needs_barrier(const TaskRecord& task) {
+    bool needs = true;
+    (add_need<Bodies>(task, needs), ...);
+    return needs;
+  }
+
+  // Calls run.run<Body, WAY>() of a route below kRouteCold.
+  template <class Run>
+  GPURT_FN static void dispatch(u32 route, Run& run) {
+    (dispatch_way<Bodies, 0>(route, run), ...);
   }
 
   GPURT_FN static void run_cold(const TaskRecord& task, const BodyContext& context) {
@@ -33,6 +63,39 @@ struct BodyList {
   }
 
  private:
+  template <class Body>
+  GPURT_FN static constexpr u32 ways() {
+    if constexpr (HotBody<Body>) return Body::kWays;
+    return 0;
+  }
+  template <class Body>
+  GPURT_FN static constexpr u32 first_route() {
+    u32 route = 0;
+    bool found = false;
+    ((found = found || kIsSame<Body, Bodies>, route += found ? 0 : ways<Bodies>()), ...);
+    return route;
+  }
+  static_assert((ways<Bodies>() + ... + 0) <= kRouteCold);
+
+  template <class Body>
+  GPURT_FN static void add_route(const TaskRecord& task, u32& route) {
+    if constexpr (HotBody<Body>) {
+      if (task.body == index_of<Body>()) route = first_route<Body>() + Body::way_of(task);
+    }
+  }
+  template <class Body>
+  GPURT_FN static void add_need(const TaskRecord& task, bool& needs) {
+    if constexpr (HotBody<Body>) {
+      if (task.body == index_of<Body>()) needs = Body::needs_barrier(task);
+    }
+  }
+  template <class Body, u32 WAY, class Run>
+  GPURT_FN static void dispatch_way(u32 route, Run& run) {
+    if constexpr (WAY < ways<Body>()) {
+      if (route == first_route<Body>() + WAY) run.template run<Body, WAY>();
+      dispatch_way<Body, WAY + 1>(route, run);
+    }
+  }
   template <class Body>
   GPURT_FN static void run_if(bool chosen, const TaskRecord& task, const BodyContext& context) {
     if constexpr (!HotBody<Body>) {

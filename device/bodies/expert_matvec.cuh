@@ -1,21 +1,28 @@
 // expert_matvec on the GPU: y = epilogue(W[e] norm(x)) for the rows that chose expert e.
 //
 // The contract is in graphs/ops/expert_matvec.py, `routes` in route.py, the packing in
-// packing_experts.py. A task computes R x 16 rows of the W of its slot's expert, R in {1, 2, 4, 8,
-// 16}, for up to 16 pairs: eight are the columns of one mma.
+// packing_experts.py. A task computes 16 T 16/G rows of the W of its slot's expert (T row tiles of
+// 16 rows a virtual warp, G K groups; tile[3] says both), for up to 16 pairs: eight are the columns
+// of one mma.
 //
-//   unit (chunk c of 64 columns, row tile t) at (c R + t) units from the tile's first byte
-//   virtual warp v of 16: row tile v % R, K group v / R: chunks v / R, v / R + 16/R, ...
+//   round     16 units, one a virtual warp: v of 16 has K group v / (16/G), row group v % (16/G)
+//   stage     as many rounds as fit 32 KB: 3 of nvfp4 (27 KB, codes and scales), 1 of bf16
+//   chunk q   of K group g: columns 64 (q G + g) .. +63; T rounds of it follow one another, row
+//   tile
+//             i in the i-th: activations, once converted, serve all T
 //
-// As in matvec, whose partial sums and their order this body shares: a virtual warp sums its chunks
-// in two chains, then one thread adds an output's K groups. So a pair's bits hang on K and R, not
-// on who shares the expert, the slot, the rows, or the team, where a warp may be all virtual warps.
-// x is rounded to bf16, as in matvec; weights are exact.
+// A virtual warp sums each of its row tiles in one chain over its chunks; then a thread an output
+// adds the K groups, two pairs a pass. So a pair's bits hang on K and G, not on who shares the
+// expert, the slot, the rows, or the team. x is rounded to bf16, as in matvec; weights are exact.
 //
-// Which expert is known only when the task runs, so its weights come straight from memory: each
-// lane has several loads of 16 bytes under way.
+// Floor: the task's packed bytes at the rate of copies, 4.2 TB/s over all SMs: a task of 147 KB in
+// 4.6 us; an expert of 3.5 MB (Muse Spark, a rank of 8) in 0.84 us. Issue: of nvfp4, 8 ALU, 4 HMUL2
+// and one HMMA for 8 codes a lane, so 72 % of an SM's slots at that rate: nothing to spare for
+// more than a step's few rows an expert, which is why PAIRS = 2 has an instance of its own.
+// Which expert is known only when the decider has run: the loader waits for that, takes the weights
+// of the right one, and leaves expert and users in the slot (Slot::chosen).
 #pragma once
-#include "expert_units.cuh"
+#include "expert_activations.cuh"
 #include "matvec_outputs.cuh"
 #include "routes.hpp"
 
@@ -24,201 +31,338 @@ namespace gpurt {
 struct expert_matvec {
   enum Arg : u32 { kArgX, kArgW, kArgNorm, kArgWScale, kArgRoutes, kArgY };
   enum Param : u32 { kN, kK, kEpilogue, kWDtype, kXPerPair, kTopK, kEps };
-  static constexpr u32 kRowTile = MatvecTask::kRowTile;
   static constexpr u32 kVirtual = MatvecTask::kVirtual;
-  using Half = MatvecTask::Half;
+  static constexpr u32 kGroupStride = MatvecTask::kGroupStride;
+  static constexpr u32 kTilesMax = 4;  // T
+  static constexpr u32 kPassPairs = 2;
 
-  struct Scratch {
-    Half half[2];  // of pairs 0-7 and 8-15 of the slot
+  // Partial sums of two pairs. [.][row tile of the virtual warp][row][row group * G + K group]
+  struct alignas(16) Pass {
+    f32 part[kPassPairs][kTilesMax][16][kGroupStride];
+    f32 squares[kPassPairs][kGroupStride];
   };
+  // A team of 16 needs two, in turns: who writes one again has passed the barrier after its last
+  // reading. A team of 1 keeps those of eight pairs.
+  static constexpr u32 kPasses = kTeamWarps == 1 ? 4 : 2;
+  static_assert(kPasses * sizeof(Pass) <= kScratchBytes);
 
-  // What a tile computes; `m` has what matvec's helpers read.
-  struct Shape {
-    MatvecTask::Shape m;
-    const u32* users;  // (row, pair) of each
-    u64 w;             // the tile's first unit
-    u32 expert;
-  };
+  static constexpr u32 kWays = 2;  // nvfp4, all others
+  static constexpr bool kLeavesScratch = true;
+  GPURT_FN static u32 way_of(const TaskRecord& task) {
+    return task.param[kWDtype] == kNvfp4 ? 1 : 0;
+  }
+  GPURT_FN static bool needs_barrier(const TaskRecord&) { return true; }
 
-  __device__ static void run(const TaskRecord& task, const BodyContext& context) {
-    const u32* routes = context.address<const u32>(task, kArgRoutes);
-    if (task.tile[0] >= routes[RoutesLayout::kActive]) return;  // all threads
-    const RoutesLayout layout{context.step->rows_capacity, 0, 0};
-    const u32 count = routes[layout.slot(task.tile[0]) + RoutesLayout::kCount];
-    if (task.param[kWDtype] == kNvfp4) {
-      if (count <= kRowTile) return run_tile<Nvfp4Unit, 1>(task, context);
-      return run_tile<Nvfp4Unit, 2>(task, context);
+  template <u32 WAY>
+  GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32&) {
+    if constexpr (WAY == 1) {
+      run_unit<Nvfp4Unit>(turn, cursor);
+    } else {
+      run_unit<Bf16Unit>(turn, cursor);
     }
-    if (count <= kRowTile) return run_tile<Bf16Unit, 1>(task, context);
-    run_tile<Bf16Unit, 2>(task, context);
   }
 
  private:
+  // What is read from the slot again and again takes no register over the loop: tile[3], k, norm.
+  GPURT_FN static u32 groups_log2(const TaskRecord& task) { return task.tile[3] & 0xFF; }
+  GPURT_FN static u32 warp_tiles(const TaskRecord& task) { return task.tile[3] >> 8; }
+
+  // Whose rows a tile is for. Lane j < 16 holds row and pair of user j.
+  struct Users {
+    u32 expert, count;
+    u32 row, pair;
+  };
+
   template <class Unit>
-  GPURT_FN static Shape shape_of(const TaskRecord& task, const BodyContext& context) {
-    const RoutesLayout layout{context.step->rows_capacity, 0, 0};
-    const u32* slot = context.address<const u32>(task, kArgRoutes) + layout.slot(task.tile[0]);
-    Shape s{};
-    s.m.k = task.param[kK];
-    s.m.chunks = (s.m.k + 63) / 64;
-    s.m.rows = slot[RoutesLayout::kCount];
-    s.m.tile_log2 = 31 - __clz(static_cast<i32>((task.tile[2] - task.tile[1]) / 16));
-    s.m.norm = task.addr[kArgNorm];
-    s.m.eps = task.param[kEps];
-    s.users = slot + RoutesLayout::kUsers;
-    s.expert = slot[RoutesLayout::kExpert];
-    const u64 row = u64{s.expert} * task.param[kN] + task.tile[1];
-    s.w = task.addr[kArgW] + row / 16 * s.m.chunks * Unit::kBytes;
-    return s;
-  }
-
-  template <class Unit, u32 TILES>
-  __device__ __noinline__ static void run_tile(const TaskRecord& task, const BodyContext& context) {
-    const Shape s = shape_of<Unit>(task, context);
-    Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
+  GPURT_FN static void run_unit(u32 turn, StageCursor& cursor) {
+    const u32 count = users_of(turn).count;
+    if (count == 0) return;  // all threads: the slot is not live
+    if constexpr (kTeamWarps == 1) {
 #pragma unroll 1
-    for (u32 v = context.thread / 32; v < kVirtual; v += context.team_threads / 32)
-      multiply<Unit, TILES>(task, context, s, scratch, v);
-    context.sync();
-    store(task, context, s, Unit::kFactor);
+      for (u32 first = 0; first < count; first += 8) run_single<Unit>(turn, first);
+    } else {
+      if (count <= 2) {
+        run_team<Unit, 2>(turn, cursor);
+      } else {
+        cursor = count <= 8 ? run_many<Unit, 8>(turn, cursor) : run_many<Unit, 16>(turn, cursor);
+      }
+    }
   }
 
-  // ---- one virtual warp
-  // -----------------------------------------------------------------------------
-  // Columns 16c .. 16c+15 of a chunk of this lane's step row, zeros where there are none: W is
-  // padded with zeros there, and what lies behind x may be anything.
-  struct Columns {
-    float4 x[4];
+  // A function of its own: its registers are not those of the few-rows loop.
+  template <class Unit, u32 PAIRS>
+  __device__ __noinline__ static StageCursor run_many(u32 turn, StageCursor cursor) {
+    run_team<Unit, PAIRS>(turn, cursor);
+    return cursor;
+  }
 
-    GPURT_FN void load(u64 row, u32 chunk, u32 k) {
-      const u32 column = chunk * 64 + threadIdx.x % 4 * 16;
-      const bool valid = row != 0 && column < k;
-      const float4* from = reinterpret_cast<const float4*>(row + u64{column} * 4);
-#pragma unroll
-      for (u32 i = 0; i < 4; ++i) x[i] = valid ? from[i] : make_float4(0, 0, 0, 0);
+  GPURT_FN static Users users_of(u32 turn) {
+    const Slot& slot = slot_of(turn);
+    const TaskRecord& task = slot.record;
+    const u32* words = at<const u32>(task.addr[kAddrExpertId]);
+    const u32 lane = threadIdx.x % 32;
+    Users users{};
+    if constexpr (kTeamWarps == 1) {
+      const u32* routes = arg<const u32>(task, kArgRoutes);
+      const RoutesLayout layout{step_state(gpurt_program)->rows_capacity, 0, 0};
+      words = routes + layout.slot(task.tile[0]);
+      users.expert = words[RoutesLayout::kExpert];
+      users.count = task.tile[0] < routes[RoutesLayout::kActive] ? words[RoutesLayout::kCount] : 0;
+    } else {
+      users.expert = slot.chosen[RoutesLayout::kExpert];
+      users.count = slot.chosen[RoutesLayout::kCount];
+      users.row = slot.chosen[RoutesLayout::kUsers];
+      users.pair = slot.chosen[RoutesLayout::kUsers + 1];
+    }
+    if (lane < users.count && (kTeamWarps == 1 || lane != 0)) {
+      users.row = words[RoutesLayout::kUsers + 2 * lane];
+      users.pair = words[RoutesLayout::kUsers + 2 * lane + 1];
+    }
+    return users;
+  }
+  static_assert(RoutesLayout::kUsers + 2 == kExpertWords);
+
+  // ---- a virtual warp's part
+  // ----------------------------------------------------------------------
+  // Units as the ring brings them, in the order in which they are taken.
+  template <class Unit>
+  struct Ring {
+    static constexpr u32 kRoundBytes = kVirtual * Unit::kBytes;
+    static constexpr u32 kRounds = kStageBytes / kRoundBytes;
+    static_assert(kRounds > 0);
+    StageCursor cursor;
+    u32 turn;
+    u32 round = 0;               // of the stage
+    typename Unit::Place place;  // of the next unit: beside 52 instructions of dequantisation every
+                                 // one spent on addresses counts
+
+    GPURT_FN void take(Unit& unit) {
+      if (round == 0) {
+        const u32 stall = wait_stage(cursor);
+        if (stall != 0) trace_stall(turn, stall);
+        const u32 first = shared_address(shared().ring[cursor.stage]);
+        place.start(first + threadIdx.x / 32 * Unit::kBytes, threadIdx.x % 32);
+      }
+      unit.load(place);
+      place.advance(kRoundBytes);
+      if (++round == kRounds) next();
+    }
+    // After the last unit: the task's last stage may be a short one.
+    GPURT_FN void end() {
+      if (round != 0) next();
     }
 
-    // With a norm: adds the squares, in the order of the columns, and applies its weights.
-    GPURT_FN void convert(u64 norm, u32 chunk, u32 k, f32& squares, ExpertPairs& pairs) {
-      const u32 column = chunk * 64 + threadIdx.x % 4 * 16;
-#pragma unroll
-      for (u32 i = 0; i < 4; ++i) {
-        float4 v = x[i];
-        if (norm != 0 && column < k) {
-          squares = fmaf(v.x, v.x, squares), squares = fmaf(v.y, v.y, squares);
-          squares = fmaf(v.z, v.z, squares), squares = fmaf(v.w, v.w, squares);
-          const float4 by = __ldg(reinterpret_cast<const float4*>(norm + u64{column} * 4) + i);
-          v = make_float4(v.x * by.x, v.y * by.y, v.z * by.z, v.w * by.w);
-        }
-        pairs[2 * i] = pack_bf16x2(v.x, v.y);
-        pairs[2 * i + 1] = pack_bf16x2(v.z, v.w);
-      }
+   private:
+    GPURT_FN void next() {
+      release_stage(cursor);
+      cursor.advance();
+      round = 0;
     }
   };
 
-  template <class Unit, u32 TILES>
-  GPURT_FN static void multiply(const TaskRecord& task, const BodyContext& context, const Shape& s,
-                                Scratch& scratch, u32 v) {
-    // Units of weights that are under way at once: 18 to 36 KB an SM. More spill at 96 registers.
-    constexpr u32 kUnits = Unit::kBytes == Bf16Unit::kBytes ? 1 : 4 / TILES;
-    const u32 lane = context.thread % 32, tiles = 1u << s.m.tile_log2;
-    const u32 group = v >> s.m.tile_log2, stride = kVirtual >> s.m.tile_log2;
-    u64 row[TILES];
-#pragma unroll
-    for (u32 t = 0; t < TILES; ++t) row[t] = x_row(task, s, t * kRowTile + lane / 4);
-    f32 sum[TILES][2][4] = {};
-    f32 squares[TILES] = {};
-    const u64 first = s.w + u64{v & (tiles - 1)} * Unit::kBytes;
+  // Units of one virtual warp, straight from memory.
+  template <class Unit>
+  struct Memory {
+    u64 from;
+    GPURT_FN void take(Unit& unit) {
+      unit.load(from, threadIdx.x % 32);
+      from += kVirtual * Unit::kBytes;
+    }
+  };
+
+  template <class Unit, u32 PAIRS, class Source>
+  GPURT_FN static void multiply(const TaskRecord& task, u32 v, Source& source,
+                                ExpertActivations<PAIRS>& x,
+                                f32 (&sum)[ExpertActivations<PAIRS>::kTiles][kTilesMax][4]) {
+    constexpr u32 kTiles = ExpertActivations<PAIRS>::kTiles;
+    const u32 tiles = warp_tiles(task), stride = 1u << groups_log2(task);
+    const u32 end = rounds_of(task) << groups_log2(task);
+    u32 chunk = v >> (4 - groups_log2(task));
+    x.load(task.addr[kArgNorm], chunk, task.param[kK]);
 #pragma unroll 1
-    for (u32 begin = group; begin < s.m.chunks; begin += kUnits * stride) {
-      Unit unit[kUnits];
+    while (chunk < end) {
+      ExpertPairs pairs[kTiles];
+      x.convert(task.addr[kArgNorm], chunk, task.param[kK], pairs);
+      chunk += stride;
+      x.load(task.addr[kArgNorm], chunk, task.param[kK]);
 #pragma unroll
-      for (u32 u = 0; u < kUnits; ++u) {
-        const u32 chunk = begin + u * stride;
-        if (chunk < s.m.chunks) unit[u].load(first + u64{chunk} * tiles * Unit::kBytes, lane);
-      }
-#pragma unroll
-      for (u32 u = 0; u < kUnits; ++u) {
-        const u32 chunk = begin + u * stride;
-        if (chunk >= s.m.chunks) break;
-        Columns columns[TILES];
-#pragma unroll
-        for (u32 t = 0; t < TILES; ++t) columns[t].load(row[t], chunk, s.m.k);
-        ExpertPairs pairs[TILES];
-#pragma unroll
-        for (u32 t = 0; t < TILES; ++t)
-          columns[t].convert(s.m.norm, chunk, s.m.k, squares[t], pairs[t]);
+      for (u32 i = 0; i < kTilesMax; ++i) {
+        if (i >= tiles) break;
+        Unit unit;
+        source.take(unit);
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
-          const uint4 a = unit[u].operand(j);
+          const uint4 a = unit.operand(j);
 #pragma unroll
-          for (u32 t = 0; t < TILES; ++t)
-            mma_m16n8k16_bf16(sum[t][j % 2], a, pairs[t][2 * j], pairs[t][2 * j + 1]);
+          for (u32 t = 0; t < kTiles; ++t)
+            mma_m16n8k16_bf16(sum[t][i], a, pairs[t][2 * j], pairs[t][2 * j + 1]);
         }
       }
     }
+  }
+
+  // Rounds of 64 G columns.
+  GPURT_FN static u32 rounds_of(const TaskRecord& task) {
+    const u32 log2 = 6 + groups_log2(task);
+    return (task.param[kK] + (1u << log2) - 1) >> log2;
+  }
+
+  template <u32 PAIRS>
+  GPURT_FN static void start(const TaskRecord& task, const Users& users, u32 first,
+                             ExpertActivations<PAIRS>& x) {
+    const u32 mine = task.param[kXPerPair] != 0 ? users.pair : users.row, lane = threadIdx.x % 32;
+    u64 rows[ExpertActivations<PAIRS>::kTiles];
 #pragma unroll
-    for (u32 t = 0; t < TILES; ++t) {
-      Half& half = scratch.half[t];
-      MatvecTask::store_part(shared_address(&half) + MatvecTask::part_offset(s.m, v), sum[t],
-                             s.m.rows - t * kRowTile);
-      if (s.m.norm == 0) continue;
-      f32 all = squares[t] + __shfl_xor_sync(~0u, squares[t], 1);
-      all += __shfl_xor_sync(~0u, all, 2);
-      if ((v & (tiles - 1)) == 0) MatvecTask::store_squares(half, group, all);
+    for (u32 t = 0; t < ExpertActivations<PAIRS>::kTiles; ++t) {
+      const u32 user = PAIRS == 2 ? lane / 16 : first + t * 8 + lane / 4;
+      const u32 row = __shfl_sync(~0u, mine, user);
+      const u64 at = task.addr[kArgX] + u64{row} * task.param[kK] * 4;
+      rows[t] = user < users.count ? at : 0;
+    }
+    x.start(rows);
+  }
+
+  // Sums of pairs 2p and 2p + 1 of a tile of eight: lanes c = p hold them. `squares` is the same in
+  // the four lanes of a pair.
+  GPURT_FN static void park(const TaskRecord& task, Pass& pass, u32 v, u32 p,
+                            const f32 (&sum)[kTilesMax][4], f32 squares) {
+    const u32 lane = threadIdx.x % 32, log2 = groups_log2(task);
+    const u32 group = v >> (4 - log2), rows = v & ((16u >> log2) - 1);
+    if (lane % 4 == p) {
+      const u32 to = shared_address(&pass) + (lane / 4 * kGroupStride + (rows << log2) + group) * 4;
+      constexpr u32 kTile = 16 * kGroupStride * 4, kPair = kTilesMax * kTile;
+#pragma unroll
+      for (u32 i = 0; i < kTilesMax; ++i) {
+        if (i >= warp_tiles(task)) break;
+        st_shared_f32(to + i * kTile, sum[i][0]);
+        st_shared_f32(to + i * kTile + kPair, sum[i][1]);
+        st_shared_f32(to + i * kTile + kTile / 2, sum[i][2]);
+        st_shared_f32(to + i * kTile + kTile / 2 + kPair, sum[i][3]);
+      }
+    }
+    const u32 pair = lane / 4;
+    if (task.addr[kArgNorm] != 0 && rows == 0 && lane % 4 == 0 && pair / kPassPairs == p)
+      pass.squares[pair % kPassPairs][group] = squares;
+  }
+
+  // ---- a team of 16 warps: one virtual warp each
+  // --------------------------------------------------
+  template <class Unit, u32 PAIRS>
+  GPURT_FN static void run_team(u32 turn, StageCursor& cursor) {
+    constexpr u32 kTiles = ExpertActivations<PAIRS>::kTiles;
+    const TaskRecord& task = slot_of(turn).record;
+    const u32 v = threadIdx.x / 32;
+    const Users users = users_of(turn);
+    const Scales scales = scales_of(task, users.expert, Unit::kFactor);
+    ExpertActivations<PAIRS> x;
+    start(task, users, 0, x);
+    Ring<Unit> ring{cursor, turn};
+    f32 sum[kTiles][kTilesMax][4] = {};
+    multiply<Unit, PAIRS>(task, v, ring, x, sum);
+    ring.end();
+    cursor = ring.cursor;
+    Pass* passes = reinterpret_cast<Pass*>(shared().scratch);
+#pragma unroll
+    for (u32 t = 0; t < kTiles; ++t) {
+      const f32 squares = task.addr[kArgNorm] != 0 ? x.sum_squares(t) : 0;
+#pragma unroll 1
+      for (u32 p = 0; t * 8 + p * kPassPairs < users.count; ++p) {
+        Pass& pass = passes[p % 2];
+        park(task, pass, v, p, sum[t], squares);
+        team_sync();
+        finish(task, users, pass, t * 8 + p * kPassPairs, scales);
+        if (PAIRS == 2 || p == 3) break;
+      }
     }
   }
 
-  // Address of user `j`'s row of x, 0 if there is no such user.
-  GPURT_FN static u64 x_row(const TaskRecord& task, const Shape& s, u32 j) {
-    if (j >= s.m.rows) return 0;
-    const u32 row = s.users[2 * j + (task.param[kXPerPair] != 0 ? 1 : 0)];
-    return task.addr[kArgX] + u64{row} * s.m.k * 4;
+  // ---- a team of 1 warp: all virtual warps, one after another
+  // -------------------------------------
+  template <class Unit>
+  GPURT_FN static void run_single(u32 turn, u32 first) {
+    const TaskRecord& task = slot_of(turn).record;
+    const Users users = users_of(turn);
+    Pass* passes = reinterpret_cast<Pass*>(shared().scratch);
+    const u32 units = rounds_of(task) * warp_tiles(task) * kVirtual;  // of a task
+    const u32 tile_rows = warp_tiles(task) * (256u >> groups_log2(task)), n = task.param[kN];
+    const u32 tiles = (n + tile_rows - 1) / tile_rows;
+    const u64 tile = u64{users.expert} * tiles + task.tile[1] / tile_rows;
+    const u32 left = (users.count - first + kPassPairs - 1) / kPassPairs;
+    const u32 count = left < 4 ? left : 4;
+#pragma unroll 1
+    for (u32 v = 0; v < kVirtual; ++v) {
+      Memory<Unit> memory{task.addr[kArgW] + (tile * units + v) * Unit::kBytes};
+      ExpertActivations<8> x;
+      start(task, users, first, x);
+      f32 sum[1][kTilesMax][4] = {};
+      multiply<Unit, 8>(task, v, memory, x, sum);
+      const f32 squares = task.addr[kArgNorm] != 0 ? x.sum_squares(0) : 0;
+      for (u32 p = 0; p < count; ++p) park(task, passes[p], v, p, sum[0], squares);
+    }
+    __syncwarp();
+    const Scales scales = scales_of(task, users.expert, Unit::kFactor);
+    for (u32 p = 0; p < count; ++p) finish(task, users, passes[p], first + p * kPassPairs, scales);
+    __syncwarp();
   }
 
   // ---- outputs: a thread each, consecutive ones side by side
-  // -----------------------------------------
-  GPURT_FN static void store(const TaskRecord& task, const BodyContext& context, const Shape& s,
-                             f32 factor) {
-    const bool paired = task.param[kEpilogue] == MatvecTask::kSwiglu;
-    const u32 log2 = s.m.tile_log2 + (paired ? 3 : 4);  // of a tile's outputs of one user
-    const u32 width = paired ? task.param[kN] / 2 : task.param[kN];
-    const u32 first = paired ? task.tile[1] / 2 : task.tile[1];
-    f32 scale[2] = {1, 1};
+  // --------------------------------------
+  struct Scales {
+    f32 even, odd;  // of z of even and odd rows, if they make one output
+  };
+
+  GPURT_FN static Scales scales_of(const TaskRecord& task, u32 expert, f32 factor) {
+    Scales scales{factor, factor};
     if (task.addr[kArgWScale] != 0) {
-      const f32* of = arg<const f32>(task, kArgWScale) + 2 * s.expert;
-      scale[0] = __ldg(of), scale[1] = __ldg(of + (paired ? 1 : 0));
+      const f32* of = arg<const f32>(task, kArgWScale) + 2 * expert;
+      scales.even *= __ldg(of);
+      scales.odd *= __ldg(of + (task.param[kEpilogue] == MatvecTask::kSwiglu ? 1 : 0));
     }
-    for (u32 at = context.thread; at < s.m.rows << log2; at += context.team_threads) {
-      const u32 j = at >> log2, i = at & ((1u << log2) - 1);
-      const u32 half = shared_address(context.scratch) + j / kRowTile * sizeof(Half);
-      f32 by = factor;
-      if (s.m.norm != 0) by *= norm_scale(s, half, j % kRowTile);
+    return scales;
+  }
+
+  // Of users `first` and `first` + 1. Trip counts are equal for a whole warp.
+  GPURT_FN static void finish(const TaskRecord& task, const Users& users, const Pass& pass,
+                              u32 first, const Scales& scales) {
+    const bool paired = task.param[kEpilogue] == MatvecTask::kSwiglu;
+    const u32 rows_log2 = 8 - groups_log2(task) + (31 - __clz(static_cast<i32>(warp_tiles(task))));
+    const u32 log2 = rows_log2 - (paired ? 1 : 0);
+    const u32 begin = task.tile[1] >> (paired ? 1 : 0), end = task.tile[2] >> (paired ? 1 : 0);
+    const u32 width = task.param[kN] >> (paired ? 1 : 0);
+    const u32 left = users.count - first, outputs = (left < kPassPairs ? left : kPassPairs) << log2;
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (u32 base = threadIdx.x - lane; base < outputs; base += kTeamThreads) {
+      const u32 j = (base + lane) >> log2, i = (base + lane) & ((1u << log2) - 1);
+      const u32 pair = __shfl_sync(~0u, users.pair, first + j);
+      if (base + lane >= outputs || begin + i >= end) continue;
+      f32 norm = 1;
+      if (task.addr[kArgNorm] != 0) norm = norm_scale(task, pass, j);
       f32 value;
       if (paired) {
-        const f32 gate = z_of(s, half, j % kRowTile, 2 * i) * by * scale[0];
-        const f32 up = z_of(s, half, j % kRowTile, 2 * i + 1) * by * scale[1];
+        const f32 gate = z_of(task, pass, j, 2 * i) * norm * scales.even;
+        const f32 up = z_of(task, pass, j, 2 * i + 1) * norm * scales.odd;
         value = __fdividef(gate, 1.0f + __expf(-gate)) * up;
       } else {
-        value = z_of(s, half, j % kRowTile, i) * by * scale[0];
+        value = z_of(task, pass, j, i) * norm * scales.even;
       }
-      arg<f32>(task, kArgY)[u64{s.users[2 * j + 1]} * width + first + i] = value;
+      arg<f32>(task, kArgY)[u64{pair} * width + begin + i] = value;
     }
   }
 
-  // The sum of row `r` of the tile for a user of this half.
-  GPURT_FN static f32 z_of(const Shape& s, u32 half, u32 user, u32 r) {
-    const u32 at = user * MatvecTask::kTokenFloats + r % 16 * MatvecTask::kGroupStride;
-    return MatvecTask::sum_of(half + (at + (r / 16 << (4 - s.m.tile_log2))) * 4, s.m.tile_log2);
+  // The sum of row `r` of the task for user `j` of a pass.
+  GPURT_FN static f32 z_of(const TaskRecord& task, const Pass& pass, u32 j, u32 r) {
+    const u32 log2 = groups_log2(task), tile = r / 16;
+    const u32 i = tile >> (4 - log2), rows = tile & ((16u >> log2) - 1);
+    const f32* from = &pass.part[j][i][r % 16][rows << log2];
+    return MatvecTask::sum_of(shared_address(from), 4 - log2);
   }
 
-  GPURT_FN static f32 norm_scale(const Shape& s, u32 half, u32 user) {
-    const u32 at = kRowTile * MatvecTask::kTokenFloats + user * MatvecTask::kGroupStride;
-    const f32 squares = MatvecTask::sum_of(half + at * 4, s.m.tile_log2);
-    return rsqrtf(__fdividef(squares, static_cast<f32>(s.m.k)) + __uint_as_float(s.m.eps));
+  GPURT_FN static f32 norm_scale(const TaskRecord& task, const Pass& pass, u32 j) {
+    const u32 from = shared_address(pass.squares[j]);
+    const f32 squares = MatvecTask::sum_of(from, 4 - groups_log2(task));
+    return rsqrtf(__fdividef(squares, static_cast<f32>(task.param[kK])) + param_f32(task, kEps));
   }
-
-  static_assert(sizeof(Scratch) <= kScratchBytes);
 };
 
 }  // namespace gpurt

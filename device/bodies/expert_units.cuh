@@ -1,12 +1,13 @@
 // Units of an expert's packed weights: 16 rows x 64 columns, as one warp reads and multiplies them.
 //
-// Packings `expert_bf16xR` and `expert_nvfp4xR` of graphs/ops/packing_experts.py. Lane (g = lane /
-// 4, c = lane % 4) owns columns 16c .. 16c+15 of rows g and g + 8: one block of nvfp4 a row. So
-// mma j of four takes the lane's columns 4j .. 4j+3, two as its low k and two as its high k.
+// Packings `expert_bf16kGwT` and `expert_nvfp4kGwT` of graphs/ops/packing_experts.py. Lane (g =
+// lane / 4, c = lane % 4) owns columns 16c .. 16c+15 of rows g and g + 8: one block of nvfp4 a row.
+// So mma j of four takes the lane's columns 4j .. 4j+3, two as its low k and two as its high k.
 //   bf16    2048 bytes: for each mma, for each lane its 16 bytes of A
 //   nvfp4   64 bytes of scales: for each lane those of rows g and g + 8; then 16 bytes of codes a
 //           lane: row g columns 0-7 and 8-15, row g + 8 the same
-// Weights never change while a kernel is resident, and are read once: they pass L1 by.
+// They lie in a stage of the ring. A team of 1 takes them from memory, past L1: it goes through
+// them once for each of its virtual warps.
 #pragma once
 #include "../ptx.cuh"
 
@@ -23,6 +24,16 @@ struct Bf16Unit {
   GPURT_FN void load(u64 unit, u32 lane) {
 #pragma unroll
     for (u32 j = 0; j < 4; ++j) a[j] = ld_weight_b128(unit + j * 512 + lane * 16);
+  }
+  // A lane's part of a unit in shared memory.
+  struct Place {
+    u32 at;
+    GPURT_FN void start(u32 unit, u32 lane) { at = unit + lane * 16; }
+    GPURT_FN void advance(u32 bytes) { at += bytes; }
+  };
+  GPURT_FN void load(const Place& place) {
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) a[j] = ld_shared_b128(place.at + j * 512);
   }
 
   GPURT_FN uint4 operand(u32 j) const { return a[j]; }
@@ -42,6 +53,18 @@ struct Nvfp4Unit {
   GPURT_FN void load(u64 unit, u32 lane) {
     codes = ld_weight_b128(unit + kScaleBytes + lane * 16);
     scales = ld_weight_u16(unit + lane * 2);
+  }
+  struct Place {
+    u32 codes, scales;
+    GPURT_FN void start(u32 unit, u32 lane) {
+      codes = unit + kScaleBytes + lane * 16;
+      scales = unit + lane * 2;
+    }
+    GPURT_FN void advance(u32 bytes) { codes += bytes, scales += bytes; }
+  };
+  GPURT_FN void load(const Place& place) {
+    codes = ld_shared_b128(place.codes);
+    scales = ld_shared_u16(place.scales);
   }
 
   // A of mma j: (row g, low), (row g + 8, low), (row g, high), (row g + 8, high).

@@ -223,6 +223,7 @@ struct matvec : MatvecTask {
   // ----------------------------------------------------------------- Each way gets a loop of its
   // own, with the registers it needs.
   static constexpr u32 kWays = kTeamWarps == 1 ? 2 : 6;
+  static constexpr bool kLeavesScratch = false;
 
   // Whether a task without counter edges must follow a team barrier: an ordinary input may be what
   // this team wrote in the task before (an order edge). Payload inputs tell by themselves.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpurt.body import Body, Param, Target
+from gpurt.body import STAGE_BYTES, Body, Param, Target
 from gpurt.errors import CacheWarning, DeviceError, GraphError
 from gpurt.plan import Plan
 from gpurt.source import source_dir
@@ -31,8 +31,7 @@ BUILT_IN = (
     *("matvec_f32", "gated_residual", "route", "expert_matvec", "combine"),
     "draft_ngram",
 )
-STAGE_BYTES = 32768  # kStageBytes of device/shared_memory.cuh
-SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes there, by team
+SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes of device/shared_memory.cuh, by team
 SLOT_BYTES = 3072  # slots and barriers there, rounded up
 STAGES_MAX = 16
 PAGE_MIN = 16  # positions: attention's largest chunk
@@ -119,8 +118,7 @@ def generate_header(plan: Plan, users: Mapping[str, Body]) -> tuple[str, list[st
         "}  // namespace gpurt",
         *_features(plan),
         '#include "bodies/body_list.cuh"',
-        # The hot loop names matvec, also where no task runs it.
-        *(f'#include "bodies/{name}.cuh"' for name in dict.fromkeys([*built_in, "matvec"])),
+        *(f'#include "bodies/{name}.cuh"' for name in built_in),
     ]
     if "attention" in built_in:
         lines += _attention_struct(plan)

@@ -247,6 +247,7 @@ def _add_expert(record: Record, expert: PlanExpert, addresses: Sequence[int]) ->
     counter, signals = expert.wait
     record["param"][wire.PARAM_EXPERT_COUNTER] = counter
     record["param"][wire.PARAM_EXPERT_SIGNALS] = signals
+    record["param"][wire.PARAM_EXPERT_STAGE] = expert.stage_bytes // wire.EXPERT_STRIDE_UNIT
     record["param"][wire.PARAM_EXPERT_STRIDE] = expert.stride_bytes // wire.EXPERT_STRIDE_UNIT
     for at, (buffer, offset) in (
         (wire.ADDR_LIVE_SLOTS, expert.live),

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
+from gpurt.body import STAGE_BYTES
 from gpurt.plan import (
     ADDRS_PER_TASK,
     PARAMS_PER_TASK,
@@ -31,12 +32,12 @@ from gpurt.planner.boxes import overlap
 from gpurt.planner.check_layout import fail
 from gpurt.planner.dynamic import absent_signals
 from gpurt.planner.ended import Ended
-from gpurt.wire import EXPERT_STRIDE_UNIT, PUBLISHED_PER_DECISION
+from gpurt.wire import EXPERT_STRIDE_UNIT, EXPERT_WORDS, PUBLISHED_PER_DECISION
 
 _WORD_BYTES = 4
 _NO_SLOT = 1 << 32
 _DECIDER_PARAMS = PARAMS_PER_TASK - 1  # a record's last words are the executor's
-_EXPERT_PARAMS, _EXPERT_ADDRS = PARAMS_PER_TASK - 3, ADDRS_PER_TASK - 2
+_EXPERT_PARAMS, _EXPERT_ADDRS = PARAMS_PER_TASK - 4, ADDRS_PER_TASK - 2
 
 _Dynamic = list[tuple[PlanSegment, PlanDynamic]]
 
@@ -200,6 +201,9 @@ def _check_expert(plan: Plan, index: int, expert: PlanExpert, decider: int) -> N
     if end > weights.size_bytes:
         msg = f"streams up to byte {end} of {weights.name} for its last expert, it has"
         raise fail(plan, index, f"{msg} {weights.size_bytes}")
+    if expert.stage_bytes % EXPERT_STRIDE_UNIT or not 0 < expert.stage_bytes <= STAGE_BYTES:
+        msg = f"has stages of {expert.stage_bytes} bytes: no multiple of {EXPERT_STRIDE_UNIT}"
+        raise fail(plan, index, f"{msg} up to {STAGE_BYTES}")
     for what, count, limit in (
         ("buffers", len(task.addr), _EXPERT_ADDRS),
         ("parameters", len(task.params), _EXPERT_PARAMS),
@@ -210,7 +214,10 @@ def _check_expert(plan: Plan, index: int, expert: PlanExpert, decider: int) -> N
     routes = expert.live[0]
     for buffer, at in (expert.live, expert.expert_id):
         known = buffer == routes and 0 <= buffer < len(plan.buffers)
-        if not known or at % _WORD_BYTES or not 0 <= at < plan.buffers[buffer].size_bytes:
+        # Behind an id lie the words of its slot that the loader brings along.
+        words = EXPERT_WORDS if (buffer, at) == expert.expert_id else 1
+        end = at + words * _WORD_BYTES
+        if not known or at % _WORD_BYTES or not 0 <= at < end <= plan.buffers[buffer].size_bytes:
             raise fail(plan, index, f"finds its expert at byte {at} of buffer {buffer}")
     counter, signals = expert.wait
     producers = plan.counters[counter].producers if 0 <= counter < len(plan.counters) else ()

@@ -39,6 +39,7 @@ class DraftExpert:
     expert_id: tuple[int, int]
     stride_bytes: int
     group: Group
+    stage_bytes: int
 
 
 @dataclass(eq=False, slots=True)

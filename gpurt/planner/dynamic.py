@@ -91,7 +91,9 @@ class Deciders:
             region = op.args[ROUTES]
             live = (region.buffer.index, region.offset_bytes)
             expert_id = (live[0], live[1] + stream.expert_id_bytes)
-            task.expert = DraftExpert(live, expert_id, stream.stride_bytes, decider.group(1))
+            task.expert = DraftExpert(
+                live, expert_id, stream.stride_bytes, decider.group(1), stream.stage_bytes
+            )
 
     def wrote(self, op: Operator, drafted: DraftOp) -> None:
         """Remember what an operator wrote, after it."""

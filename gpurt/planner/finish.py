@@ -54,7 +54,11 @@ def tasks(draft: Draft) -> tuple[tuple[PlanCounter, ...], tuple[PlanTask, ...]]:
             None
             if chosen is None
             else PlanExpert(
-                chosen.live, chosen.expert_id, chosen.stride_bytes, wait_of(chosen.group)
+                chosen.live,
+                chosen.expert_id,
+                chosen.stride_bytes,
+                wait_of(chosen.group),
+                chosen.stage_bytes,
             )
         )
     counters = tuple(

@@ -16,13 +16,13 @@ both cut the pairs by slot, disjoint and in whole, and so order the tasks in the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.body import Arg, Body, StepRows, Stream, Target, Tile
 from gpurt.buffer import Region
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.dtypes import dtype_code
@@ -102,12 +102,18 @@ def tile_expert_matvec(op: Operator, target: Target) -> list[Tile]:
 
 
 def expert_tiles(
-    op: Operator, ranges: Sequence[tuple[int, int]], cost_bytes: Sequence[int]
+    op: Operator,
+    ranges: Sequence[tuple[int, int]],
+    cost_bytes: Sequence[int],
+    code: int = 0,
+    streams: Callable[[int], Sequence[Stream | None]] | None = None,
 ) -> list[Tile]:
     """Tiles slot by slot: in each these ranges of rows of W, which move `cost_bytes`.
 
-    Slots share their regions of W, tiles of a slot its row of x.
+    Slots share their regions of W, tiles of a slot its row of x. code: coords[3], of the target's.
+    streams: of a slot's tiles.
     """
+    none = [None] * len(ranges)
     args, divisor = op.args, 2 if op.params["epilogue"] == 1 else 1
     shared = [args["routes"], *(args[name] for name in ("norm", "w_scale") if name in args)]
     parts = [part(args["w"], 1, begin, end) for begin, end in ranges]
@@ -116,9 +122,10 @@ def expert_tiles(
         if op.params["x_per_pair"]:
             x = _slot_row(op, args["x"], slot)
         y = _slot_row(op, args["y"], slot)
-        for (begin, end), w, size in zip(ranges, parts, cost_bytes, strict=True):
+        of_slot = none if streams is None else streams(slot)
+        for (begin, end), w, stream, size in zip(ranges, parts, of_slot, cost_bytes, strict=True):
             write = columns(y, begin // divisor, end // divisor)
-            tiles.append(Tile((slot, begin, end, 0), (x, w, *shared), (write,), None, size))
+            tiles.append(Tile((slot, begin, end, code), (x, w, *shared), (write,), stream, size))
     return tiles
 
 

@@ -1,31 +1,39 @@
-"""Packings of expert weights [E, N, K], as device/bodies/expert_units.cuh reads them.
+"""Packings of expert weights [E, N, K], as device/bodies/expert_matvec.cuh streams them.
 
-`expert_bf16xR` and `expert_nvfp4xR` (R in 1, 2, 4, 8, 16): experts one after another, each cut into
-tiles of R row tiles of 16 rows like `mma16` (packing.py). So a task's bytes are one range, and an
-expert's tiles lie one expert's bytes further than those of the expert before. A tile is
+`expert_bf16kGwT` and `expert_nvfp4kGwT` (G K groups in 1, 2, 4, 8, 16; T row tiles a virtual warp
+in 1, 2, 4; 16 / G row groups): experts one after another, each cut into tiles of 16 T 16/G rows. N
+is padded to whole tiles and K to whole rounds of 64 G columns, with zeros, so all tiles are of one
+size. A tile is what one task streams:
 
-    for each chunk of 64 columns, for each of its row tiles: a unit of 16 rows x 64 columns
+    for each round q, for each i < T: 16 units, one a virtual warp
+        for each K group g, for each row group r: a unit of 16 rows x 64 columns
+        its columns: 64 (q G + g) .. +63         its rows: 16 (i 16/G + r) .. +15
     lane (g = lane / 4, c = lane % 4) of a unit owns columns 16c .. 16c+15 of rows g and g + 8
     bf16   2048 bytes: mma16's unit with groups of 16 columns
     nvfp4  64 bytes: for each lane the scale of row g, then of row g + 8
            then for each lane 16 bytes: codes of row g, columns 0-7 and 8-15; of row g + 8 the same
 
+A stage of the ring holds as many such sixteens as fit: three of nvfp4, codes and scales together,
+or one of bf16; one bulk copy each.
+
 nvfp4 is re-coded, exactly. A scale becomes five bits of exponent (bias 9) and three of mantissa, so
 that e4m3's denormals need no case of their own. The bits of a word of eight codes are placed so
 that a rotation or one product, then a mask, bring two of them into the places of two bf16; see
 `_PLACES`. A scale of zero has no such code: its codes lose their magnitude; a negative one flips
-their signs. K is padded to whole chunks with zeros.
+their signs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurt.body import STAGE_BYTES
 from gpurt.buffer import DType
 from gpurt.errors import PlanError
 from gpurt.graphs.ops.packing import (
@@ -33,7 +41,6 @@ from gpurt.graphs.ops.packing import (
     ROW_TILE,
     UNIT_BYTES,
     Packer,
-    mma16_tiles,
     mma16_units,
     to_bf16_bits,
 )
@@ -41,7 +48,9 @@ from gpurt.graphs.ops.packing import (
 LANE_COLUMNS = 16
 NVFP4_SCALE_BYTES = 2 * 32
 NVFP4_UNIT_BYTES = NVFP4_SCALE_BYTES + 16 * 32
-ROW_TILES = (1, 2, 4, 8, 16)
+VIRTUAL_WARPS = 16
+K_GROUPS = (1, 2, 4, 8, 16)
+WARP_TILES = (1, 2, 4)
 _BLOCK_BYTES = 9  # of nvfp4: eight of codes, one scale
 # Where the bits of code 2 i + e of a word go, by i, then e: mantissa, low and high bit of the
 # exponent, sign.
@@ -59,18 +68,55 @@ def unit_bytes(dtype: str) -> int:
     return NVFP4_UNIT_BYTES if dtype == "nvfp4" else UNIT_BYTES
 
 
-def expert_name(dtype: str, tiles: int) -> str:
-    """The packing of weights stored as `dtype`, `tiles` row tiles a task."""
-    return f"expert_{'nvfp4' if dtype == 'nvfp4' else 'bf16'}x{tiles}"
+@dataclass(frozen=True)
+class ExpertCut:
+    """How a task's rows and columns are dealt to 16 virtual warps, and so the order of its sums."""
+
+    k_groups: int  # G
+    warp_tiles: int  # T
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of W in a task."""
+        return ROW_TILE * self.warp_tiles * VIRTUAL_WARPS // self.k_groups
+
+    def rounds(self, k: int) -> int:
+        """Rounds of `k` columns."""
+        return -(-k // (CHUNK * self.k_groups))
+
+    def tiles(self, n: int) -> list[tuple[int, int]]:
+        """The row ranges of an expert's tasks."""
+        begins = range(0, n, self.tile_rows)
+        return [(begin, min(begin + self.tile_rows, n)) for begin in begins]
+
+    def tile_bytes(self, k: int, dtype: str) -> int:
+        """Packed bytes of one task."""
+        return self.rounds(k) * self.warp_tiles * VIRTUAL_WARPS * unit_bytes(dtype)
+
+    def expert_bytes(self, n: int, k: int, dtype: str) -> int:
+        """Packed bytes of one expert."""
+        return len(self.tiles(n)) * self.tile_bytes(k, dtype)
+
+    def name(self, dtype: str) -> str:
+        """The packing of weights stored as `dtype`."""
+        kind = "nvfp4" if dtype == "nvfp4" else "bf16"
+        return f"expert_{kind}k{self.k_groups}w{self.warp_tiles}"
 
 
-def expert_tile_bytes(rows: int, k: int, dtype: str) -> int:
-    """Packed bytes of `rows` rows of one expert, a multiple of 16 rows."""
-    return rows // ROW_TILE * -(-k // CHUNK) * unit_bytes(dtype)
+EXPERT_CUTS = tuple(ExpertCut(groups, tiles) for groups in K_GROUPS for tiles in WARP_TILES)
+
+
+def stage_bytes(dtype: str) -> int:
+    """Bytes of weights stored as `dtype` in a whole stage of the ring: whole sixteens of units."""
+    sixteen = VIRTUAL_WARPS * unit_bytes(dtype)
+    return STAGE_BYTES // sixteen * sixteen
 
 
 def nvfp4_units(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Rows of stored blocks [rows, K / 16, 9] as units; rows: a multiple of 16."""
+    """Rows of stored blocks [rows, K / 16, 9] as units, by chunk, then by row tile.
+
+    rows: a multiple of 16.
+    """
     rows, count = blocks.shape[:2]
     chunks = -(-count * LANE_COLUMNS // CHUNK)
     tiles, lanes = rows // ROW_TILE, CHUNK // LANE_COLUMNS
@@ -122,28 +168,39 @@ def _scale_codes() -> NDArray[np.uint8]:
     return np.concatenate([magnitude, magnitude]).astype(np.uint8)
 
 
-def _packer(dtype: str, tile_rows: int) -> Packer:
+def _packer(dtype: str, cut: ExpertCut) -> Packer:
     def size(shape: Sequence[int]) -> int:
         experts, n, k = shape
-        return experts * expert_tile_bytes(n, k, dtype)
+        return experts * cut.expert_bytes(n, k, dtype)
 
     def pack(stored: NDArray[Any], shape: Sequence[int], given: DType) -> NDArray[np.uint8]:
         experts, n, k = shape
         if (given.name == "nvfp4") != (dtype == "nvfp4"):
-            msg = f"experts stored as {given} - at packing {expert_name(dtype, 1)}"
+            msg = f"experts stored as {given} - at packing {cut.name(dtype)}"
             raise PlanError(f"{msg} - nvfp4 has a packing of its own")
         units = _units_of(given)
-        out = np.empty((experts, size((1, n, k))), np.uint8)
+        out = np.empty((experts, len(cut.tiles(n)), cut.tile_bytes(k, dtype)), np.uint8)
         rows = stored.reshape(-1).view(given.storage).reshape(experts, n, -1)
         for expert in range(experts):
-            at = 0
-            for begin, end in mma16_tiles(n, tile_rows):
+            for tile, (begin, end) in enumerate(cut.tiles(n)):
                 part = units(rows[expert, begin:end])
-                out[expert, at : at + part.size] = part
-                at += part.size
+                out[expert, tile] = _dealt(part, (end - begin) // ROW_TILE, k, dtype, cut)
         return out.reshape(-1)
 
     return Packer(size, pack)
+
+
+def _dealt(
+    units: NDArray[np.uint8], row_tiles: int, k: int, dtype: str, cut: ExpertCut
+) -> NDArray[np.uint8]:
+    """Units by chunk and row tile in the order of a task, padded with zeros."""
+    size, row_groups = unit_bytes(dtype), VIRTUAL_WARPS // cut.k_groups
+    chunks, rounds = -(-k // CHUNK), cut.rounds(k)
+    all_tiles = cut.warp_tiles * row_groups
+    padded = np.zeros((rounds * cut.k_groups, all_tiles, size), np.uint8)
+    padded[:chunks, :row_tiles] = units.reshape(chunks, row_tiles, size)
+    axes = padded.reshape(rounds, cut.k_groups, cut.warp_tiles, row_groups, size)
+    return np.ascontiguousarray(axes.transpose(0, 2, 1, 3, 4)).reshape(-1)
 
 
 def _units_of(given: DType) -> Callable[[NDArray[Any]], NDArray[np.uint8]]:
@@ -153,7 +210,5 @@ def _units_of(given: DType) -> Callable[[NDArray[Any]], NDArray[np.uint8]]:
 
 
 EXPERT_PACKERS: dict[str, Packer] = {
-    expert_name(dtype, tiles): _packer(dtype, tiles * ROW_TILE)
-    for dtype in ("bf16", "nvfp4")
-    for tiles in ROW_TILES
+    cut.name(dtype): _packer(dtype, cut) for dtype in ("bf16", "nvfp4") for cut in EXPERT_CUTS
 }

@@ -73,6 +73,16 @@ inline u32 ld_weight_u16(u64 from) {
 inline uint4 ld_shared_b128(u32 from) {
   return *aligned<const uint4>(in_shared(from));
 }
+inline u32 ld_shared_u16(u32 from) {
+  return *aligned<const u16>(in_shared(from));
+}
+inline u32 ld_shared_acquire_u32(u32 from) {
+  emu::yield();
+  return *aligned<const u32>(in_shared(from));
+}
+inline void st_shared_release_u32(u32 to, u32 value) {
+  *aligned<u32>(in_shared(to)) = value;
+}
 inline f32 ld_shared_f32(u32 from) {
   return *aligned<const f32>(in_shared(from));
 }

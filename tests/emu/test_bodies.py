@@ -58,9 +58,19 @@ def test_body_passes_its_gpu_test(module: str, test: str, arguments: tuple[Any, 
     function(*arguments)
 
 
-@pytest.mark.parametrize("case", [c for c in experts.CASES if c.k <= 192], ids=str)
+@pytest.mark.parametrize("case", [c for c in experts.CASES if c.k <= 256], ids=str)
 def test_experts_equal_their_reference(case: Any) -> None:
     experts.test_expert_matvec_equals_its_reference(case, "random", 3)
+
+
+@pytest.mark.parametrize(("case", "rows"), [(-2, 2), (-2, 5), (-2, 16), (-1, 2), (-1, 5), (-1, 16)])
+def test_experts_of_any_number_of_users_equal_their_reference(case: int, rows: int) -> None:
+    experts.test_expert_matvec_equals_its_reference(experts.CASES[case], "one", rows)
+
+
+@pytest.mark.parametrize("case", experts.CASES[-2:], ids=str)
+def test_bits_of_experts_depend_neither_on_team_nor_on_users(case: Any) -> None:
+    experts.test_bits_do_not_depend_on_team_or_on_who_shares_the_expert(case)
 
 
 def test_a_wrong_body_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

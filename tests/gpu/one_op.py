@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -31,10 +32,14 @@ def runner(body: str, team_warps: int = 16, features: tuple[str, ...] = ()) -> O
 def run_op(op: Operator, arrays: Mapping[str, NDArray[Any]], step: Step, one: OneTask) -> Arrays:
     """Every argument after all tiles have run. arrays: by argument, as stored; absent: optional."""
     assert op.body.tile is not None
-    coords = [tile.coords for tile in op.body.tile(op, TARGET)]
+    tiles = op.body.tile(op, replace(TARGET, team_warps=one.team_warps))
+    coords = [tile.coords for tile in tiles]
     names = [arg.name for arg in op.body.args]
     given = [_packed(op, name, arrays[name]) if name in arrays else None for name in names]
-    got = one.run(given, list(op.params.values()), coords, step)
+    streams = None
+    if "routes" in names and "w" in names:
+        streams = [tile.stream for tile in tiles], names.index("w"), names.index("routes")
+    got = one.run(given, list(op.params.values()), coords, step, streams=streams)
     return {
         name: array
         for name, array in zip([*names, "sampled"], got, strict=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,15 @@ from gpurt import wire
 from gpurt.executors.cuda_compile import GENERATED, compile_source
 from gpurt.executors.cuda_driver import Device, Kernel
 from gpurt.executors.program import param_bits
+from gpurt.plan import TASK_EXPERT_STREAM
 
 CONTEXT = 512
+# Of each record, and which arguments are the weights and the routes.
+Streams = tuple[Sequence[Any], int, int] | None
 
+HEADER = "one_task.cuh"
 RUNNER = """
-#include "bodies.gen.cuh"
-
-#include "controller.hpp"
-#include "stream.cuh"
+#include "one_task.cuh"
 
 extern "C" __constant__ gpurt::Program gpurt_program;
 extern "C" __device__ gpurt::u64 records;
@@ -32,25 +34,19 @@ extern "C" __device__ gpurt::u64 records;
 extern "C" __constant__ gpurt::Program gpurt_program = {};
 extern "C" __device__ gpurt::u64 records = 0;
 
-extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads, 1) run_tasks() {
+extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads + 32, 1) run_tasks() {
   using namespace gpurt;
-  const TaskRecord& task = at<const TaskRecord>(records)[blockIdx.x];
-  const Program& program = gpurt_program;
-  if (threadIdx.x == 0) {
-    shared().slots[0].record = task;
-    shared().slots[0].step = step_state(program)->step;
-    shared().slots[0].round = step_state(program)->round;
-    shared().leaving = 0;
-    shared().rows = step_state(program)->rows;
-    shared().sample_count = step_state(program)->sample_count;
-  }
+  if (threadIdx.x == 0) start_one(at<const TaskRecord>(records)[blockIdx.x]);
   __syncthreads();
-  const BodyContext context{&program, step_state(program), step_rows(program),
-                            step_sample_rows(program), step_sampled(program),
-                            at<const SlotState>(program.slots), shared().scratch, blockIdx.x,
-                            threadIdx.x, step_state(program)->step,
-                            step_state(program)->round};
-  Bodies::run_cold(task, context);
+  if (threadIdx.x < kTeamThreads) {
+    run_one();
+  } else if (threadIdx.x == kTeamThreads) {
+    Loader loader;
+    start_one_loader(loader);
+    while (!is_leaving()) {
+      if (!loader.stream()) pause();
+    }
+  }
 }
 """
 
@@ -75,11 +71,12 @@ class OneTask:
     def __init__(
         self, body: str, struct: str = "", team_warps: int = 16, features: Sequence[str] = ()
     ) -> None:
+        self.team_warps = team_warps
         self.device = Device.open()
         arch = self.device.limits.arch
-        generated = {GENERATED: header(body, struct, team_warps, features)}
+        generated = headers(body, struct, team_warps, features)
         self.compiled = compile_source(RUNNER, arch, headers=generated, name="runner.cu")
-        self.threads = team_warps * 32
+        self.threads = team_warps * 32 + 32  # the loader's warp too
         with self.device.current():
             self.kernel = Kernel(self.device, self.compiled.cubin, "run_tasks")
             self.stream = self.device.stream()
@@ -95,19 +92,18 @@ class OneTask:
         *,
         payload_mask: int = 0,
         payload_set_bytes: int = 0,
+        streams: Streams = None,
     ) -> list[NDArray[Any] | None]:
-        """Every argument after one record per coordinate has run; `sampled` tokens come last."""
+        """Every argument after one record per coordinate has run; `sampled` tokens come last.
+
+        streams: of each record, if the body streams: what it does, and the places of its weights
+        and of its routes among the arguments.
+        """
         with self.device.current():
             memory = _Memory(self.device, self.staging, self.stream)
             addresses = [0 if a is None else memory.put(a) for a in arguments]
             program = self._program(memory, step, payload_set_bytes)
-            records = np.zeros(len(coords), wire.TASK_RECORD)
-            for index, tile in enumerate(coords):
-                record = records[index]
-                record["task_index"], record["tile"] = index, tile
-                record["addr"][: len(addresses)] = addresses
-                record["param"][: len(params)] = [param_bits(p) for p in params]
-                record["payload_mask"] = payload_mask
+            records = task_records(addresses, params, coords, payload_mask, streams)
             memory.write(self.kernel.symbol("gpurt_program")[0], program.reshape(1))
             at = np.array([memory.put(records)], np.uint64)
             memory.write(self.kernel.symbol("records")[0], at)
@@ -150,8 +146,46 @@ class OneTask:
         program["rows_capacity"], program["slot_count"] = 16, len(step.slot_states)
         program["wait_timeout_ns"] = 500_000_000
         program["payload_set_bytes"] = payload_set_bytes
+        program["counters"] = memory.put(np.zeros(8, np.uint64))  # all deciders have run
         program["context_capacity"] = CONTEXT
         return program
+
+
+def task_records(
+    addresses: Sequence[int],
+    params: Sequence[float],
+    coords: Sequence[tuple[int, int, int, int]],
+    payload_mask: int,
+    streams: Streams,
+) -> NDArray[Any]:
+    records = np.zeros(len(coords), wire.TASK_RECORD)
+    for index, tile in enumerate(coords):
+        record = records[index]
+        record["task_index"], record["tile"] = index, tile
+        record["addr"][: len(addresses)] = addresses
+        record["param"][: len(params)] = [param_bits(p) for p in params]
+        record["payload_mask"] = payload_mask
+        if streams is None or streams[0][index] is None:
+            continue
+        stream, weights, routes = streams[0][index], addresses[streams[1]], addresses[streams[2]]
+        record["stream_base"] = weights + stream.offset_bytes
+        record["stream_bytes"], record["flags"] = stream.size_bytes, TASK_EXPERT_STREAM
+        unit = wire.EXPERT_STRIDE_UNIT
+        record["param"][wire.PARAM_EXPERT_STRIDE] = stream.stride_bytes // unit
+        record["param"][wire.PARAM_EXPERT_STAGE] = stream.stage_bytes // unit
+        record["addr"][wire.ADDR_LIVE_SLOTS] = routes
+        record["addr"][wire.ADDR_EXPERT_ID] = routes + stream.expert_id_bytes
+    return records
+
+
+def headers(
+    body: str, struct: str, team_warps: int, features: Sequence[str] = ()
+) -> dict[str, str]:
+    """What RUNNER includes besides the device's own files."""
+    return {
+        GENERATED: header(body, struct, team_warps, features),
+        HEADER: (Path(__file__).resolve().parent / HEADER).read_text(),
+    }
 
 
 def header(body: str, struct: str, team_warps: int, features: Sequence[str] = ()) -> str:

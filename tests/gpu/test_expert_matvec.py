@@ -43,15 +43,18 @@ class Case:
 
 
 CASES = [
-    Case(96, 144, "bf16", norm=True, swiglu=True),  # K ends inside a chunk; tiles of 64 and 32 rows
+    Case(96, 144, "bf16", norm=True, swiglu=True),  # K ends inside a round, N inside a tile
     Case(96, 144, "nvfp4", norm=True, swiglu=True, w_scale=True),
-    Case(144, 48, "bf16", x_per_pair=True),  # less than a chunk; tiles of 128 and 16 rows
+    Case(144, 48, "bf16", x_per_pair=True),  # less than a chunk
     Case(144, 48, "nvfp4", x_per_pair=True, w_scale=True),
     Case(16, 16, "nvfp4"),
-    Case(128, 4096, "nvfp4", experts=4, norm=True, swiglu=True, w_scale=True),  # true K: 4 K groups
+    Case(128, 4096, "nvfp4", experts=4, norm=True, swiglu=True, w_scale=True),  # true K: 6 stages
     Case(512, 512, "nvfp4", experts=4, x_per_pair=True, w_scale=True),
     Case(64, 2048, "bf16", experts=4, norm=True),
     Case(32, 1104, "f32", experts=5, top_k=1),  # rounded to bf16 when packed
+    # Four whole stages each, more than the ring holds; K inside the last round.
+    Case(64, 2896, "nvfp4", experts=2, top_k=1, norm=True, swiglu=True, w_scale=True),
+    Case(64, 1024, "bf16", experts=2, top_k=1, norm=True),
 ]
 PATTERNS = ["one", "spread", "random"]
 

@@ -26,4 +26,4 @@ def test_the_drafter_compiles_without_spills(arch: str, team: int) -> None:
     drafter = compiled.function("call_bodyINS_11draft_ngram")
     assert (drafter.spill_store_bytes, drafter.spill_load_bytes) == (0, 0)
     for way in range(2):
-        assert compiled.function(f"hot_loopILj{way}E").spill_store_bytes == 0
+        assert compiled.function(f"hot_loopINS_6matvecELj{way}E").spill_store_bytes == 0

@@ -34,7 +34,7 @@ def _compile(plan: Plan, arch: str) -> Compiled:
 def test_hot_loops_of_decoding_spill_nothing(kernel: tuple[int, Compiled]) -> None:
     team, compiled = kernel
     for way in range(DECODE_WAYS if team == 16 else 2):
-        function = compiled.function(f"hot_loopILj{way}E")
+        function = compiled.function(f"hot_loopINS_6matvecELj{way}E")
         assert function.spill_store_bytes == 0, function
 
 

@@ -138,13 +138,13 @@ def test_a_plan_file_keeps_dynamic_segments(tmp_path):
 
 
 # ---- expert streams --------------------------------------------------------------------------
-def streaming(stride=64, experts=4, size=48, id_bytes=4):
+def streaming(stride=64, experts=4, size=48, id_bytes=4, stage=32):
     def tiles(op, target):
         return [
             replace(
                 t,
                 reads=(*t.reads, op.args["x"]),
-                stream=Stream("x", 0, size, stride, id_bytes * (1 + t.coords[0])),
+                stream=Stream("x", 0, size, stride, id_bytes * (1 + t.coords[0]), stage),
             )
             for t in slot_tiles(op, target)
         ]
@@ -164,7 +164,7 @@ def test_expert_streams_wait_for_their_decider_under_every_policy(policy, tmp_pa
     made = plan(streaming(), HOST, policy=policy)
     for task in made.tasks[1:7]:
         assert task.expert is not None
-        assert task.expert.stride_bytes == 64
+        assert (task.expert.stride_bytes, task.expert.stage_bytes) == (64, 32)
         assert task.expert.live == (0, 0)
         assert task.expert.expert_id == (0, 4 * (1 + task.coords[0]))
         counter, signals = task.expert.wait
@@ -179,6 +179,8 @@ def test_expert_streams_wait_for_their_decider_under_every_policy(policy, tmp_pa
         ({"stride": 32}, r"has experts of 48 bytes every 32: no multiple of 16, or they overlap"),
         ({"stride": 72}, r"has experts of 48 bytes every 72: no multiple of 16"),
         ({"stride": 80}, r"streams up to byte 288 of x for its last expert, it has 256"),
+        ({"stage": 32784}, r"has stages of 32784 bytes: no multiple of 16 up to 32768"),
+        ({"stage": 24}, r"has stages of 24 bytes"),
         ({"id_bytes": 16}, r"finds its expert at byte 32 of buffer 0"),
     ],
 )

@@ -1,0 +1,76 @@
+// One task in one block, without the scheduler: what tests/gpu/one_task.py runs, and tests/emu.
+//
+// The loader's own code fills the ring for a body that streams; slot 0 holds the task.
+#pragma once
+#include "bodies.gen.cuh"
+//
+#include "loader.cuh"
+
+namespace gpurt {
+
+// One thread, before all others.
+GPURT_FN void start_one(const TaskRecord& task) {
+  SharedMemory& memory = shared();
+  const StepState* step = step_state(gpurt_program);
+  memory.slots[0].record = task;
+  memory.slots[0].step = step->step;
+  memory.slots[0].round = step->round;
+  memory.slots[0].kind = kSlotTask;
+  memory.slots[0].chosen[1] = kNotChosen;
+  memory.leaving = 0;
+  memory.rows = step->rows;
+  memory.sample_count = step->sample_count;
+  for (u32 i = 0; i < kStageCount; ++i) {
+    mbarrier_init(shared_address(&memory.stage_full[i]), 1);
+    mbarrier_init(shared_address(&memory.stage_empty[i]), kTeamWarps);
+  }
+  mbarrier_init(shared_address(&memory.slot_full[0]), 1);
+  fence_mbarrier_init();
+  mbarrier_arrive(shared_address(&memory.slot_full[0]));
+}
+
+struct OneHot {
+  StageCursor cursor;
+  u32 half;
+  template <class Body, u32 WAY>
+  GPURT_FN void run() {
+    Body::template run_hot<WAY>(0, cursor, half);
+  }
+};
+
+// The team.
+GPURT_FN void run_one() {
+  const TaskRecord& task = slot_of(0).record;
+  const u32 route = Bodies::route_of(task);
+  if (route < kRouteCold) {
+    if (threadIdx.x == 0 && (task.flags & kTaskExpertStream) != 0) wait_chosen(slot_of(0));
+    team_sync();
+    OneHot hot{{0, 0}, 0};
+    Bodies::dispatch(route, hot);
+  } else {
+    const Program& program = gpurt_program;
+    const BodyContext context{&program,
+                              step_state(program),
+                              step_rows(program),
+                              step_sample_rows(program),
+                              step_sampled(program),
+                              at<const SlotState>(program.slots),
+                              shared().scratch,
+                              blockIdx.x,
+                              threadIdx.x,
+                              step_state(program)->step,
+                              step_state(program)->round};
+    Bodies::run_cold(task, context);
+  }
+  team_sync();
+  if (threadIdx.x == 0) set_leaving();
+}
+
+// The loader's lane, over and over until the task has ended.
+GPURT_FN void start_one_loader(Loader& loader) {
+  loader = Loader{};
+  loader.decided_in = ~u64{0};
+  loader.fetched = 1;
+}
+
+}  // namespace gpurt

@@ -35,15 +35,15 @@ from tests.gpu.tiny_muse import tiny_muse
 TABLE = Path(__file__).with_name("body_budgets.json")
 ARCH = "sm_90a"
 TARGET = Target("cuda", 132, 16, ARCH, 232448, 60 << 20)
-# The hot loop is matvec's; the rest belongs to no body.
-LOOPS = {"hot_loop": "matvec", "attention_of": "attention"}
+# A hot loop names its body; what names none belongs to the machinery.
+INSTANCES = {"attention_of": "attention"}
 MACHINERY = "machinery"
 # What each body keeps in the scratch of a block, as its source names it.
 SCRATCH = {
     "attention": "attention_of<128, 4, 2, true>::Scratch",
     "combine": "combine::Scratch",
     "embed": "embed::Scratch",
-    "expert_matvec": "expert_matvec::Scratch",
+    "expert_matvec": "expert_matvec::Pass[gpurt::expert_matvec::kPasses]",
     "gated_residual": "gated_residual::Scratch",
     "matvec": "MatvecTask::Half[2]",
     "matvec_f32": "matvec_f32::Scratch",
@@ -84,11 +84,11 @@ def scratch_bytes() -> dict[str, int]:
         f'extern "C" __device__ unsigned scratch_{name} = sizeof(gpurt::{kind});'
         for name, kind in SCRATCH.items()
     )
-    generated = one_task.header("noop", "", TARGET.team_warps)
-    generated += "\n" + "".join(f'#include "bodies/{name}.cuh"\n' for name in SCRATCH)
+    headers = one_task.headers("noop", "", TARGET.team_warps)
+    headers[GENERATED] += "\n" + "".join(f'#include "bodies/{name}.cuh"\n' for name in SCRATCH)
     # A body's layout is its own business, but for this.
     source = f"#define private public\n{one_task.RUNNER}\n{sizes}\n"
-    compiled = compile_source(source, ARCH, headers={GENERATED: generated}, name="scratch.cu")
+    compiled = compile_source(source, ARCH, headers=headers, name="scratch.cu")
     read = {name: cubin.variable(compiled.cubin, f"scratch_{name}") for name in SCRATCH}
     return {name: int.from_bytes(value, "little") for name, value in read.items()}
 
@@ -114,7 +114,7 @@ def body_of(function: str) -> str:
     at = 0
     while match := re.compile(r"\d+").search(text, at):
         at = match.end() + int(match[0])
-        name = LOOPS.get(text[match.end() : at], text[match.end() : at])
+        name = INSTANCES.get(text[match.end() : at], text[match.end() : at])
         if name in BUILT_IN:
             return name
     return MACHINERY

@@ -90,7 +90,7 @@ def test_growth_is_told_with_its_numbers() -> None:
 @pytest.mark.parametrize(
     ("function", "body"),
     [
-        ("_ZN5gpurt8hot_loopILj4EEENS_9TeamStateES1_", "matvec"),
+        ("_ZN5gpurt8hot_loopINS_6matvecELj4EEENS_9TeamStateES2_", "matvec"),
         ("_ZN5gpurt10matvec_f328multiplyERKNS_10TaskRecordE", "matvec_f32"),
         ("_ZN5gpurt12attention_ofILj64ELj3ELj2ELb0EE10fold_itemsERKNS_10Task", "attention"),
         ("_ZN5gpurt9call_bodyINS_14gated_residualEEEvRKNS_10TaskRecordE", "gated_residual"),

@@ -49,7 +49,7 @@ GPURT_FN bool pass_gate(u64 step) {
 
 // By the first warp of the team: the gate, then all edges at once, a lane each, so that their round
 // trips overlap. What a `ready` queue gave is met: the loader acquired its push, and the slot's
-// barrier passes that on.
+// barrier passes that on. Last, that the loader knows a task's expert.
 GPURT_FN void pass_edges(Slot& slot, bool new_step) {
   const u32 lane = threadIdx.x;
   bool passed = true;
@@ -68,7 +68,8 @@ GPURT_FN void pass_edges(Slot& slot, bool new_step) {
 GPURT_FN bool enter_slot(u32 turn, bool new_step, bool syncs) {
   Slot& slot = slot_of(turn);
   trace_begin(turn);
-  const bool waits = slot.record.wait_count != 0 && slot.is_met == 0;
+  const bool streams = (slot.record.flags & kTaskExpertStream) != 0;
+  const bool waits = streams || (slot.record.wait_count != 0 && slot.is_met == 0);
   if (!new_step && !waits && !syncs) return true;
   if ((new_step || waits) && threadIdx.x < 32) pass_edges(slot, new_step);
   team_sync();

@@ -65,7 +65,7 @@ class Buffer:
 
     `source` (weights, and states that do not begin as zero) is an array, any object with
     `__dlpack__`, or a function that returns one; it is read once, when an executor loads the plan.
-    per_row: if not 0, the first axis has this many elements for each row of a step.
+    per_row: if not 0, axis `row_axis` has this many elements for each row of a step.
     """
 
     name: str
@@ -75,6 +75,11 @@ class Buffer:
     index: int
     source: Any | Callable[[], Any] = field(default=None, repr=False)
     per_row: int = 0
+
+    @property
+    def row_axis(self) -> int:
+        """Which axis grows with the rows of a step: the first, but for slots, which come first."""
+        return 1 if self.role == "symmetric" else 0
 
     @property
     def size_bytes(self) -> int:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from gpurt.body import Body, Param
 from gpurt.buffer import DTYPES, Buffer, DType, Region, Role, u32
@@ -18,6 +18,7 @@ from gpurt.errors import GraphError
 from gpurt.wire import PROPOSALS_PER_SLOT, RANKS_MAX
 
 Operand = Buffer | Region
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +107,15 @@ class Graph:
         shape = [self.rows * per_row, width]
         return self._buffer(name, shape, dtype, "activation", None, per_row)
 
-    def symmetric(self, name: str, shape: Sequence[int], dtype: DType | str) -> Buffer:
-        """A buffer that lives inside a step and that every rank has. Only collectives use it: a
-        task that writes a region does so on all ranks (graphs/collectives.py), so what is declared
-        is what all ranks together write here.
+    def symmetric(
+        self, name: str, slots: int, width: int, dtype: DType | str, per_row: int = 1
+    ) -> Buffer:
+        """A buffer [slots, rows * per_row, width] that lives inside a step and that every rank has.
+        Only collectives use it: a task that writes a region does so on all ranks
+        (graphs/collectives.py), so what is declared is what all ranks together write here.
         """
-        return self._buffer(name, shape, dtype, "symmetric", None)
+        shape = [slots, self.rows * per_row, width]
+        return self._buffer(name, shape, dtype, "symmetric", None, per_row)
 
     def state(
         self, name: str, shape: Sequence[int], dtype: DType | str, source: Any = None
@@ -236,7 +240,7 @@ class Graph:
         twin = copy.copy(self)
         twin.rows = rows
         twin.buffers = [
-            replace(b, shape=(rows * b.per_row, *b.shape[1:])) if b.per_row else b
+            replace(b, shape=_with_rows(b, rows * b.per_row, b.shape)) if b.per_row else b
             for b in self.buffers
         ]
 
@@ -244,10 +248,11 @@ class Graph:
             old, new = region.buffer, twin.buffers[region.buffer.index]
             if old is new:
                 return region
-            if region.bounds[0] != (0, old.shape[0]):
+            count = new.shape[new.row_axis]
+            if region.bounds[new.row_axis] != (0, old.shape[new.row_axis]):
                 msg = f"{op.body.name} takes {region}, only some rows of a step"
                 raise GraphError(f"{msg} - at {op.path} - plan one variant, or take all rows")
-            return Region(new, ((0, new.shape[0]), *region.bounds[1:]))
+            return Region(new, _with_rows(new, (0, count), region.bounds))
 
         twin.operators = [
             replace(
@@ -317,6 +322,11 @@ class Graph:
 
     def _path(self, leaf: str) -> str:
         return ".".join([self.name, *self._scope, leaf])
+
+
+def _with_rows(buffer: Buffer, rows: T, axes: tuple[T, ...]) -> tuple[T, ...]:
+    at = buffer.row_axis
+    return (*axes[:at], rows, *axes[at + 1 :])
 
 
 def _region(operand: Operand) -> Region:

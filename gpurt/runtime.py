@@ -24,6 +24,7 @@ from gpurt.arrays import from_storage, to_storage
 from gpurt.config import DEBUG_LEVELS, Environment, RuntimeConfig, read_environment, resolve
 from gpurt.errors import ClosedError, GraphError, PlanError, RequestError
 from gpurt.executors.base import Options
+from gpurt.plan import TWO_SETS
 from gpurt.progress import Progress
 from gpurt.request import Request, Sampling, check_prompt
 from gpurt.session import Session
@@ -346,7 +347,7 @@ def _check_given(graph: Graph, plan: Plan, config: RuntimeConfig) -> None:
     shapes = {b.name: (b.shape, b.dtype.name) for b in graph.buffers}
     for buffer in plan.buffers:
         name = buffer.source or buffer.name
-        lasts = buffer.memory not in ("activation", "payload")  # those are as its variants need
+        lasts = buffer.memory not in ("activation", *TWO_SETS)  # those are as its variants need
         if lasts and name in shapes and shapes[name] != (buffer.shape, buffer.dtype):
             what = f"buffer {name} is {buffer.dtype} {list(buffer.shape)} in the plan"
             raise PlanError(f"{what}, not so in the graph - at Runtime.prepare - plan again")

@@ -20,10 +20,10 @@ def all_reduce(
     """
     if ranks == 1:
         return part
-    rows, width = part.shape
-    slots = graph.symmetric(f"{part.name}.slots", [ranks, rows, width], f32)
+    width = part.shape[-1]
+    slots = graph.symmetric(f"{part.name}.slots", ranks, width, f32, per_row)
     publish(graph, part, slots, per_row=per_row)
-    y = graph.activation(f"{part.name}.sum", [rows, width], f32)
+    y = graph.row_activation(f"{part.name}.sum", width, f32, per_row)
     collect(graph, slots, y, kind=SUM, per_row=per_row, residual=residual)
     return y
 
@@ -32,9 +32,9 @@ def all_gather(graph: Graph, part: Buffer, ranks: int, *, sampled: bool = False)
     """All ranks' parts side by side. part: [rows, W] f32; the whole: [rows, ranks * W]."""
     if ranks == 1:
         return part
-    rows, width = part.shape
-    slots = graph.symmetric(f"{part.name}.slots", [ranks, rows, width], f32)
+    width = part.shape[-1]
+    slots = graph.symmetric(f"{part.name}.slots", ranks, width, f32)
     publish(graph, part, slots, sampled=sampled)
-    y = graph.activation(f"{part.name}.all", [rows, ranks * width], f32)
+    y = graph.row_activation(f"{part.name}.all", ranks * width, f32)
     collect(graph, slots, y, kind=SIDE_BY_SIDE, sampled=sampled)
     return y

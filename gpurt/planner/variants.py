@@ -2,8 +2,9 @@
 
 Each is planned on its own, from the graph narrowed to its rows. Joined, they share what outlives a
 step or is only read, and activations, of which a smaller variant uses the first rows: steps come
-one after another. Payload buffers are not shared, since a set is re-armed a round of its own
-variant later. Operators of the graph keep their indices; generated ones follow, variant by variant.
+one after another. Payload and symmetric buffers are not shared, since which of their two sets is
+in use alternates by the rounds of a variant. Operators of the graph keep their indices; generated
+ones follow, variant by variant.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from gpurt.errors import PlanError
 from gpurt.graph import Graph
 from gpurt.plan import (
+    TWO_SETS,
     Plan,
     PlanBuffer,
     PlanCounter,
@@ -124,6 +126,7 @@ class _Shift:
             counter.signals_per_step,
             tuple(task + self.tasks for task in counter.producers),
             tuple(task + self.tasks for task in counter.successors),
+            counter.ranks,
         )
 
     def segment(self, segment: PlanSegment) -> PlanSegment:
@@ -204,7 +207,7 @@ class _Joined:
     def _place(self, plan: Plan, index: int) -> int:
         """Index of a variant's buffer in the joined plan; one that it does not share is added."""
         buffer = plan.buffers[index]
-        if buffer.memory == "payload":
+        if buffer.memory in TWO_SETS:
             offset = self._plan.payload_set_bytes + buffer.offset_bytes
             buffer = replace(buffer, name=f"{buffer.name}@{plan.rows}rows", offset_bytes=offset)
         elif buffer.name not in self._index:  # a weight that only this variant packs in this way
@@ -221,10 +224,10 @@ def _sole(plan: Plan) -> tuple[PlanVariant, ...]:
 
 
 def _without_payload(plan: Plan) -> list[PlanBuffer]:
-    """The buffers of the widest variant; what it polls becomes an activation, as others use it."""
+    """The buffers of the widest variant; what has two sets becomes an activation of others."""
     result, end = [], plan.arena_bytes("activation")
     for buffer in plan.buffers:
-        if buffer.memory == "payload":
+        if buffer.memory in TWO_SETS:
             buffer = replace(buffer, memory="activation", offset_bytes=end)
             end = align_up(end + buffer.size_bytes)
         result.append(buffer)

@@ -187,17 +187,8 @@ def build(
     if not 0 <= tp_rank < tp_size or config.kv_heads % tp_size or config.vocab % tp_size:
         msg = f"rank {tp_rank} of {tp_size} for {config.kv_heads} kv heads, vocab {config.vocab}"
         raise GraphError(f"{msg} - at muse_spark.build - use a tp_size that divides both")
-    graph = empty_graph(
-        config,
-        "muse_spark.build",
-        rows,
-        slots,
-        context,
-        kv_dtype,
-        weight_dtype,
-        rank=tp_rank,
-        rank_count=tp_size,
-    )
+    ranks, where = {"rank": tp_rank, "rank_count": tp_size}, "muse_spark.build"
+    graph = empty_graph(config, where, rows, slots, context, kv_dtype, weight_dtype, **ranks)
     builder = _Builder(graph, config, weights, kv_dtype, weight_dtype, page, tp_size, tp_rank)
     builder.routing = routing
     return add_drafter(builder.build(), draft, proposals)

@@ -87,9 +87,9 @@ def cuda_machine() -> Machine:
     return _machine("cuda", probe.name, target, _driver_version(), _gpu_clocks(), bandwidth)
 
 
-def read_bandwidth(threads: int) -> float:
+def read_bandwidth(threads: int, size_bytes: int = _HOST_BYTES) -> float:
     """Bytes a second that all threads together read from memory: what weights can come in at."""
-    data = np.ones(_HOST_BYTES // 4, np.float32)
+    data = np.ones(size_bytes // 4, np.float32)
     parts = np.array_split(data, threads)
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:

@@ -69,6 +69,7 @@ def test_the_policy_that_each_operator_likes_best_is_found() -> None:
     assert dict(choice.policy) == {"up": "ready", "down": "claim"}
     assert trial.gain == pytest.approx(0.17)
     assert (machine.open_now, machine.open_most) == (0, 2), "two are loaded at most"
+    assert str(trial).endswith("kept")
 
 
 def test_an_operator_goes_back_when_all_at_once_was_better_but_for_it() -> None:
@@ -88,7 +89,7 @@ def test_what_gains_less_than_noise_leaves_the_default() -> None:
     machine = Machine({("up", "ready"): 2.0}, noise=0.3)
     choice, trial, tuner = search(machine)
     assert (choice, trial) == (Choice(), None)
-    assert tuner.trials[0].noise > 0.01
+    assert tuner.trials[1].noise > 0.01
     small = Machine({("up", "ready"): 0.5})
     assert search(small)[0] == Choice(), "half a percent is not worth another plan"
 
@@ -102,21 +103,51 @@ def test_a_lucky_trial_is_measured_again_and_dropped() -> None:
             sampler = super().open(choice)
             if not choice.policy:
                 return sampler
-            left, fast, slow = itertools.count(), sampler.sample, lambda: 100.0
-            sampler.sample = lambda: fast() if next(left) < 8 else slow()
+            left, fast = self.__dict__.setdefault("left", itertools.count()), sampler.sample
+            sampler.sample = lambda: fast() if next(left) < 8 else 100.0
             return sampler
 
     choice, trial, tuner = search(Lucky({}), operators=["up"])
-    assert tuner.trials[0].kept
+    assert tuner.trials[1].kept
     assert (choice, trial) == (Choice(), None)
     assert not tuner.trials[-1].kept
+
+
+def test_a_second_load_that_is_faster_by_itself_is_no_gain() -> None:
+    class Uneven(Machine):
+        """Whatever is loaded first is slow."""
+
+        def open(self, choice: Choice) -> Any:
+            self.worth = {("edges", "auto"): 0.0 if self.open_most == 0 else 12.0}
+            return super().open(choice)
+
+    choice, _, tuner = search(Uneven({}))
+    assert tuner.trials[0].gain == pytest.approx(0.12)
+    assert choice == Choice()
+    assert not any(trial.kept for trial in tuner.trials[1:])
+
+
+def test_a_choice_must_win_in_every_load() -> None:
+    class Moody(Machine):
+        """The third load of the choice is as slow as the default."""
+
+        def open(self, choice: Choice) -> Any:
+            seen = self.__dict__.setdefault("seen", itertools.count())
+            lucky = bool(choice.policy) and next(seen) != 3
+            self.worth = {("up", "claim"): 20.0 if lucky else 0.0}
+            return super().open(choice)
+
+    choice, trial, tuner = search(Moody({}), operators=["up"])
+    assert tuner.trials[1].kept
+    assert [t.kept for t in tuner.trials[-3:]] == [False, True, True]
+    assert (choice, trial) == (Choice(), None)
 
 
 def test_no_trial_begins_after_its_seconds() -> None:
     clock: Iterator[float] = iter(range(100))
     machine = Machine({})
     _, _, tuner = search(machine, seconds=3.5, now=lambda: float(next(clock)))
-    assert len(tuner.trials) == 2
+    assert len(tuner.trials) == 1 + 2, "the default again, then what fits"
     assert machine.open_now == 0
 
 

@@ -55,6 +55,7 @@ Edges = Annotated[str, typer.Option(help="counter, payload or auto.")]
 Rows = Annotated[str | None, typer.Option(help="Rows of a step, or of each step size: 16,128.")]
 Context = Annotated[int | None, typer.Option(help="Positions of one sequence.")]
 Draft = Annotated[str, typer.Option(help="Who proposes tokens ahead: none, or ngram.")]
+Ranks = Annotated[int, typer.Option("--tp", help="Ranks that share the model, one a device.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default 256.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="0 is off.")]
@@ -95,6 +96,7 @@ def run(
     rows: Rows = None,
     context: Context = None,
     draft: Draft = "none",
+    tp: Ranks = 1,
     trace: TraceFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -105,7 +107,7 @@ def run(
     source = Prompt(prompt, prompt_file, prompt_ids).read()
     _check_writable(trace)
     settings = _settings(workers, policy, edges, rows)
-    with _Session(model, device, settings) as session:
+    with _Session(model, device, settings, tp) as session:
         ids = encode_prompt(session.model, source, chat=chat)
         budget = token_budget(session.model, len(ids), max_tokens)
         stop_ids = session.model.stop_ids
@@ -149,6 +151,7 @@ def chat(
     rows: Rows = None,
     context: Context = None,
     draft: Draft = "none",
+    tp: Ranks = 1,
     trace: TraceFile = None,
     history: Annotated[
         bool, typer.Option(help="Keep typed lines in ~/.local/state/gpurt/chat_history.")
@@ -164,7 +167,7 @@ def chat(
 
     _check_writable(trace)
     options = _settings(workers, policy, edges, rows)
-    with _Session(model, device, options) as session:
+    with _Session(model, device, options, tp) as session:
         encode_chat(session.model, [])
         settings = Settings(max_tokens, temperature, top_k, top_p, seed)
         settings.check(session.model.config.vocab)
@@ -289,13 +292,15 @@ class _Session:
     model: Model
     graph: Graph
 
-    def __init__(self, model: str, device: str, settings: dict[str, Any]) -> None:
+    def __init__(self, model: str, device: str, settings: dict[str, Any], tp: int) -> None:
+        from gpurt.config import rank_devices
         from gpurt.loaders import load_model
         from gpurt.progress import ProgressBars
         from gpurt.runtime import Runtime
 
         self.name = model
-        self.runtime: Runtime = Runtime(device, **settings)
+        self.tp = tp
+        self.runtime: Runtime = Runtime(rank_devices(device, tp), **settings)
         self._bars = ProgressBars()
         try:
             with self._bars:
@@ -311,7 +316,7 @@ class _Session:
 
         config = self.runtime.config
         kind, bounds = config.target.kind, {"rows": most_rows(config.step_rows), "context": context}
-        self.graph = model_graph(self.model, kind, **bounds, need=need, draft=draft)
+        self.graph = model_graph(self.model, kind, **bounds, need=need, draft=draft, tp=self.tp)
         with self._bars:
             self.runtime.prepare(self.graph, progress=self._bars)
 

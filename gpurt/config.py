@@ -170,6 +170,20 @@ def resolve(
     )
 
 
+def rank_devices(device: str, ranks: int) -> str | list[str]:
+    """`device` itself for one rank, else one device for each: host threads, or the GPUs from its
+    number on. Raises: ConfigError.
+    """
+    _count("--tp", ranks, 1, RANKS_MAX)
+    if ranks == 1:
+        return device
+    name = resolve(device).device
+    if name == "host":
+        return [name] * ranks
+    first = int(name.removeprefix("cuda:"))
+    return [f"cuda:{first + rank}" for rank in range(ranks)]
+
+
 def check_policy(policy: str | Mapping[str, str]) -> PolicyChoice:
     """One policy, `auto`, or operators and their policies. Raises: ConfigError."""
     choices = [policy] if isinstance(policy, str) else list(policy.values())

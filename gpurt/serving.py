@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpurt.errors import BoundError, ModelError, RequestError
+from gpurt.errors import BoundError, GraphError, ModelError, RequestError
+from gpurt.ranks import group
 
 if TYPE_CHECKING:
     from gpurt.channels import ChannelFormat
@@ -25,6 +26,7 @@ BUILDERS = {
     "qwen3_moe": "qwen3_moe",
     "muse_spark": "muse_spark",
 }
+SPLIT = ("llama", "qwen3", "muse_spark")  # architectures whose builders take ranks
 DEFAULT_CONTEXT = 2048
 CONTEXT_STEP = 256
 DEFAULT_MAX_TOKENS = 256
@@ -63,31 +65,40 @@ def model_graph(
     context: int | None = None,
     need: int = 0,
     draft: str = "none",
+    tp: int = 1,
 ) -> Graph:
-    """The graph of a model for "host" or "cuda".
+    """The graph of a model for "host" or "cuda"; of several ranks their group's, gpurt/ranks.py.
 
     rows None: as DEFAULT_ROWS says. context None: 2048, or as much as `need` positions ask for,
-    within the model's own bound. draft: the drafter, by name. Raises: BoundError naming both
-    numbers, GraphError for the drafter.
+    within the model's own bound. draft: the drafter, by name. tp: ranks.
+    Raises: BoundError naming both numbers, GraphError for the drafter and for ranks that the model
+    cannot have.
     """
     bound = model.config.context
+    if tp > 1 and model.config.architecture not in SPLIT:
+        what = f"{model.config.architecture} on {tp} ranks"
+        raise GraphError(f"{what} - at --tp - models that can be split: {', '.join(SPLIT)}")
     if context is None:
         room = -(-need // CONTEXT_STEP) * CONTEXT_STEP
         context = min(bound, max(DEFAULT_CONTEXT, room))
     if rows is not None and rows < 1:
         raise BoundError(f"rows is {rows} - at --rows - use 1 or more")
     builder = importlib.import_module(f"gpurt.graphs.{BUILDERS[model.config.architecture]}")
-    graph: Graph = builder.build(
-        model.config,
-        model.weights,
-        rows=DEFAULT_ROWS[kind] if rows is None else rows,
-        context=context,
-        # The tensor cores take bf16; the host reads blocks as they are stored.
-        weight_dtype="bf16" if kind == "cuda" else None,
-        kv_dtype="bf16" if kind == "cuda" else "f32",
-        draft=draft,
-    )
-    return graph
+    graphs: list[Graph] = [
+        builder.build(
+            model.config,
+            model.weights,
+            rows=DEFAULT_ROWS[kind] if rows is None else rows,
+            context=context,
+            # The tensor cores take bf16; the host reads blocks as they are stored.
+            weight_dtype="bf16" if kind == "cuda" else None,
+            kv_dtype="bf16" if kind == "cuda" else "f32",
+            draft=draft,
+            **({"tp_size": tp, "tp_rank": rank} if tp > 1 else {}),
+        )
+        for rank in range(tp)
+    ]
+    return group(graphs)
 
 
 def parse_rows(text: str | None) -> tuple[int, ...] | None:

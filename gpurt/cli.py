@@ -18,7 +18,7 @@ import typer
 
 import gpurt
 from gpurt.cli_bench import bench, tune
-from gpurt.cli_trace import trace_app
+from gpurt.cli_trace import trace_app, trace_on_signal
 from gpurt.errors import CacheWarning, ConfigError, GpurtError, TraceError
 from gpurt.loaders import DEFAULT_MODEL
 
@@ -62,7 +62,9 @@ TopK = Annotated[int, typer.Option(help="0 is off.")]
 TopP = Annotated[float, typer.Option(help="1 is off.")]
 Seed = Annotated[int, typer.Option(help="Of the sampler.")]
 Stops = Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")]
-TraceFile = Annotated[Path | None, typer.Option("--trace", help="Write the trace here.")]
+TraceFile = Annotated[
+    Path | None, typer.Option("--trace", help="Write the trace here; kill -USR1: as far as it is.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
@@ -125,7 +127,8 @@ def run(
             stop_ids=stop_ids,
             ignore_eos=ignore_eos,
         )
-        reply = _stream(session, request, stop or [], quiet=as_json, chat=chat)
+        with trace_on_signal(session.runtime, trace):
+            reply = _stream(session, request, stop or [], quiet=as_json, chat=chat)
         if as_json:
             _print_json(_run_record(session, ids, reply, draft))
         else:
@@ -176,7 +179,8 @@ def chat(
         talk = Chat(*parts, system=system, stops=stop or [])
         if terminal.is_terminal():
             _note(f"{session.model.name} on {session.runtime.config.device}; /help for commands")
-        talk.run(terminal.source(talk, keeps_history=history))
+        with trace_on_signal(session.runtime, trace):
+            talk.run(terminal.source(talk, keeps_history=history))
         if trace is not None and talk.last is not None:
             talk.last.trace().save(trace)
 
@@ -216,10 +220,17 @@ def plan(
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    bandwidth: Annotated[
+        bool, typer.Option("--bandwidth", help="Measure it first, for gpurt trace to quote.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Say what this machine can run, and why not. Exit code 1 if nothing."""
-    from gpurt.doctor import examine
+    from gpurt.doctor import examine, measure_bandwidth
 
+    if bandwidth:
+        measure_bandwidth()
     report = examine()
     if as_json:
         _print_json(report.as_dict())

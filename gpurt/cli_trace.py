@@ -6,13 +6,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from gpurt.errors import GpurtError
+
 if TYPE_CHECKING:
+    from gpurt.runtime import Runtime
     from gpurt.trace import Trace
 
 FAILED_EXIT_CODE = 1
@@ -42,9 +49,12 @@ def show(
     expect: Annotated[
         Path | None, typer.Option(help="JSON of bounds; exit code 1 when a figure leaves one.")
     ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Show this step; default: the one of median length.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Timeline, utilisation, operators, longest waits, critical path."""
+    """Timeline, utilisation, slowest steps, operators, longest waits, critical path."""
     from gpurt.trace import Trace
     from gpurt.trace.view import show, summary
 
@@ -57,7 +67,7 @@ def show(
     elif not exported:
         from rich.console import Console
 
-        show(trace, Console())
+        show(trace, Console(), step)
 
 
 @trace_app.command()
@@ -81,6 +91,31 @@ def diff(
         from rich.console import Console
 
         show_diff(found, Console())
+
+
+@contextmanager
+def trace_on_signal(runtime: Runtime, path: Path | None) -> Iterator[None]:
+    """Meanwhile SIGUSR1 writes what the runtime has traced so far; path None: it does not.
+
+    Only in the main thread, and where that signal is.
+    """
+    number = getattr(signal, "SIGUSR1", None)
+    if path is None or number is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def dump(*_: object) -> None:
+        try:
+            runtime.trace().save(path)
+            typer.echo(f"wrote {path}", err=True)
+        except GpurtError as error:
+            typer.echo(f"gpurt: {error}", err=True)
+
+    before = signal.signal(number, dump)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 # ---- helpers ---------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ def examine() -> Report:
         *cuda_checks,
         _cache(),
         _profiles(),
+        _bandwidth(),
         *_packages(),
         _environment(),
     )
@@ -119,6 +120,15 @@ def cache_folder() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "gpurt"
+
+
+def measure_bandwidth() -> None:
+    """Measure what this machine's devices reach and keep it: some seconds, 512 MB."""
+    from gpurt.bench.machine import cuda_machine, host_machine
+
+    host_machine()
+    if probe_cuda(0).usable:
+        cuda_machine()
 
 
 # ---- helpers ---------------------------------------------------------------------------------
@@ -206,6 +216,22 @@ def _profiles() -> Check:
     last = max(found, key=lambda profile: profile.made)
     where = f"{last.key.model}, {last.key.rows} rows, {last.key.device}"
     return Check("profiles", True, f"{len(found)}; the newest: {where}: {last}")
+
+
+def _bandwidth() -> Check:
+    from gpurt.ceiling import recall
+    from gpurt.config import host_name, host_workers
+
+    probe = probe_cuda(0)
+    devices = {"host": (host_name(), host_workers())}
+    if probe.usable:
+        devices["cuda:0"] = (probe.name, probe.sm_count)
+    known = {name: recall(*device) for name, device in devices.items()}
+    if not all(known.values()):
+        hint = "gpurt doctor --bandwidth measures it, and gpurt trace compares with it"
+        return Check("bandwidth", None, "not measured", hint)
+    shown = ", ".join(f"{name} {rate:.1f} GB/s" for name, rate in known.items())
+    return Check("bandwidth", True, shown)
 
 
 def _packages() -> list[Check]:

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.arrays import from_storage, to_storage
+from gpurt.ceiling import recall
 from gpurt.config import DEBUG_LEVELS, Environment, RuntimeConfig, read_environment, resolve
-from gpurt.errors import ClosedError, GraphError, PlanError, RequestError
+from gpurt.errors import ClosedError, GraphError, PlanError, RequestError, TraceError
 from gpurt.executors.base import Options
 from gpurt.plan import TWO_SETS
 from gpurt.progress import Progress
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from gpurt.executors.base import Executor
     from gpurt.graph import Graph
     from gpurt.plan import Plan
+    from gpurt.trace import Trace
 
 log = logging.getLogger("gpurt")
 
@@ -131,7 +133,8 @@ class Runtime:
                 self._drop(session)
             log.log(DEBUG_LEVELS[3], "%s", plan)
             executor = _load(plan, graph, self.config, progress)
-            session = Session(graph, plan, executor, self.config.wait_timeout_ms)
+            ceiling = recall(self.config.device_name, self.config.workers)
+            session = Session(graph, plan, executor, self.config.wait_timeout_ms, ceiling)
             self._sessions.append(session)
             return plan
 
@@ -190,6 +193,18 @@ class Runtime:
         dtype = next((b.dtype for b in graph.buffers if b.name == name), None)
         array = session.executor.read(name)
         return array if dtype is None else from_storage(array, dtype)
+
+    def trace(self) -> Trace:
+        """The timeline of the graph that has the device, as far as it got: of all requests of the
+        last launch, also of one that runs.
+
+        Raises: TraceError if nothing ran or tracing is off, ClosedError.
+        """
+        self._check_open()
+        session = self._active
+        if session is None:
+            raise TraceError("nothing ran so far - at Runtime.trace - submit a request first")
+        return session.trace()
 
     @property
     def launches(self) -> int:
@@ -265,13 +280,11 @@ def _shut_down(sessions: list[Session], watchdog: Watchdog, environment: Environ
 
 
 def _write_trace(session: Session, path: Path) -> None:
-    from gpurt.errors import TraceError
-    from gpurt.trace import Trace
     from gpurt.trace.perfetto import write_perfetto
 
     try:
         with session.lock:
-            trace = Trace.from_raw(session.plan, session.executor.raw_trace())
+            trace = session.trace()
         write_perfetto(trace, path)
     except TraceError as error:
         log.warning("GPURT_TRACE wrote nothing: %s", error)

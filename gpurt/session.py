@@ -53,8 +53,14 @@ class Session:
     """A loaded plan. Thread-safe; `lock` guards everything but the native waits."""
 
     def __init__(
-        self, graph: Graph, plan: Plan, executor: Executor, wait_timeout_ms: float
+        self,
+        graph: Graph,
+        plan: Plan,
+        executor: Executor,
+        wait_timeout_ms: float,
+        ceiling_gbps: float = 0.0,
     ) -> None:
+        """ceiling_gbps: measured bandwidth of the device, for traces; 0 if it is not known."""
         self.graph = graph
         self.plan = plan
         self.executor = executor
@@ -63,7 +69,8 @@ class Session:
         self.written_inputs: set[str] = set()
         # (launch, RequestInfo's fields) of requests that ended, for traces; no Request, whose
         # Runtime it would keep alive.
-        self._ended: deque[tuple[int, tuple[int, int, int, int, int]]] = deque(maxlen=ENDED_KEPT)
+        self._ended: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=ENDED_KEPT)
+        self._ceiling_gbps = ceiling_gbps
         self._view: HostView = executor.host
         self._occupants: list[Request | None] = [None] * len(self._view.requests)
         self._next_sequence = int(self._view.control["submit_tail"])
@@ -165,8 +172,6 @@ class Session:
 
     def trace_of(self, request: Request) -> Trace:
         """See Request.trace."""
-        from gpurt.trace import RequestInfo, Trace
-
         with self.lock:
             if self._closed:
                 self._check_open()
@@ -174,9 +179,20 @@ class Session:
                 # Workers of a later launch write into the same rings.
                 msg = f"the spans of request {request.sequence} are gone"
                 raise TraceError(f"{msg} - at Request.trace - ask before the next launch")
-            raw = self.executor.raw_trace()
             last_step = request.last_step if request.done else None
-            first_step = request.first_step
+            return self.trace(request.first_step, last_step)
+
+    def trace(self, first_step: int = 0, last_step: int | None = None) -> Trace:
+        """What is kept of the last launch's steps, also while they run; last_step None: all.
+
+        Raises: TraceError if that is nothing, ClosedError.
+        """
+        from gpurt.trace import RequestInfo, Trace
+
+        with self.lock:
+            if self._closed:
+                self._check_open()
+            raw = self.executor.raw_trace()
             known = [RequestInfo(*row) for launch, row in self._ended if launch == self._launches]
         beside = tuple(
             r
@@ -184,7 +200,12 @@ class Session:
             if r.last_step >= first_step and (last_step is None or r.first_step <= last_step)
         )
         return Trace.from_raw(
-            self.plan, raw, first_step=first_step, last_step=last_step, requests=beside
+            self.plan,
+            raw,
+            first_step=first_step,
+            last_step=last_step,
+            requests=beside,
+            ceiling_gbps=self._ceiling_gbps,
         )
 
     # ---- watch ---------------------------------------------------------------------------
@@ -319,7 +340,8 @@ class Session:
         request.finish_reason = reason
         count = len(request.tokens)
         steps = request.first_step, request.last_step
-        ended = (request.sequence, *steps, request.prompt_tokens, count)
+        drafts = request.verify_steps, tuple(request.accepted)
+        ended = (request.sequence, *steps, request.prompt_tokens, count, *drafts)
         self._ended.append((request.launch_index, ended))
         log.log(DEBUG_LEVELS[2], "request %d: %s, %d tokens", request.sequence, reason, count)
 

@@ -18,6 +18,7 @@ import numpy as np
 
 import gpurt
 from gpurt.body import Target
+from gpurt.ceiling import remember
 from gpurt.errors import GpurtError
 
 Kind = Literal["host", "cuda"]
@@ -71,7 +72,9 @@ def host_machine(workers: int | None = None) -> Machine:
     from gpurt.config import host_name
 
     name = f"none: {host_name()}, {target.workers} threads, {simd_level()}"
-    return _machine("host", name, target, "", "", read_bandwidth(target.workers))
+    bandwidth = read_bandwidth(target.workers)
+    remember(host_name(), target.workers, bandwidth / 1e9)
+    return _machine("host", name, target, "", "", bandwidth)
 
 
 def cuda_machine() -> Machine:
@@ -84,6 +87,7 @@ def cuda_machine() -> Machine:
         raise UnavailableError(f"no usable GPU: {probe.reason}")
     bandwidth = copy_bandwidth()
     target, _ = plan_target("cuda:0", None)
+    remember(probe.name, target.workers, bandwidth / 1e9)
     return _machine("cuda", probe.name, target, _driver_version(), _gpu_clocks(), bandwidth)
 
 

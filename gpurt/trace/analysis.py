@@ -222,28 +222,34 @@ def critical_path(trace: Trace, step: int) -> NDArray[Any]:
 
 
 def path_parts(trace: Trace, step: int) -> dict[str, float]:
-    """Where the critical path spent its step, by PATH_NAMES in nanoseconds, without a rest.
+    """Where the critical path spent its step, by PATH_NAMES in nanoseconds, without a rest."""
+    places = path_places(trace, step, critical_path(trace, step))
+    return dict(zip(PATH_NAMES, places.sum(axis=0).tolist(), strict=True))
+
+
+def path_places(trace: Trace, step: int, path: NDArray[Any]) -> NDArray[np.float64]:
+    """Nanoseconds [span of the critical path, PATH_NAMES]; all of them add up to the step.
 
     open: until the first task ran; hop: from a signal to the start that waited for it; worker: from
     the end of the task before on the same worker.
     """
-    low, _ = step_window(trace, step)
-    parts = dict.fromkeys(PATH_NAMES, 0.0)
-    reached, before = low, -1
-    for span in critical_path(trace, step):
+    reached, _ = step_window(trace, step)
+    before = -1
+    places = np.zeros((len(path), len(PATH_NAMES)))
+    column = {name: i for i, name in enumerate(PATH_NAMES)}
+    for row, span in zip(places, path, strict=True):
         met, ended = int(span["begin_ns"]) + int(span["wait_ns"]), _end(span)
         gap = max(0, met - reached)
-        run = max(0, ended - max(met, reached))
         if before < 0:
-            parts["open"] += gap
+            row[column["open"]] = gap
         else:
             waited = before in trace.producers_of(int(span["task"]))
-            parts["hop" if waited else "worker"] += gap
+            row[column["hop" if waited else "worker"]] = gap
+        run = max(0, ended - max(met, reached))
         stall = min(int(span["stall_ns"]), run)
-        parts["stall"] += stall
-        parts["compute"] += run - stall
+        row[column["stall"]], row[column["compute"]] = stall, run - stall
         reached, before = max(reached, ended), int(span["task"])
-    return parts
+    return places
 
 
 def operator_name(trace: Trace, op: int) -> str:

@@ -1,7 +1,8 @@
 """Expectations of a trace, for `gpurt trace FILE --expect BOUNDS.json` in somebody's CI.
 
-The file mirrors what `gpurt trace FILE --json` prints; operators and edges are named instead of
-listed. A leaf is {"min": a, "max": b}, one of the two, or a plain value that must be met exactly:
+The file mirrors what `gpurt trace FILE --json` prints; operators, experts and edges are
+named instead of listed. A leaf is {"min": a, "max": b}, one of the two, or a plain value that must
+be met exactly:
 
     {
       "steps": {"decode": {"median_us": {"max": 520}, "p99_us": {"max": 800}}},
@@ -82,6 +83,7 @@ def known_figures(trace: Trace) -> dict[str, Any]:
     """What `gpurt trace FILE --json` prints, operators and edges by name."""
     figures = summary(trace)
     figures["operators"] = {row["name"]: row for row in figures["operators"]}
+    figures["experts"] = {row["name"]: row for row in figures["experts"]}
     edges = figures["edges"]
     figures["edges"] = {f"{e['producer']}{ARROW}{e['consumer']}": e for e in edges}
     return figures

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -87,6 +87,8 @@ def _to_wire(trace: Trace) -> dict[str, Any]:
         "task_dynamic": np.flatnonzero(trace.task_dynamic).tolist(),
         "requests": [list(astuple(r)) for r in trace.requests],
         "variants": [list(trace.variant_rows), np.bincount(trace.task_variant).tolist()],
+        "ranks": trace.ranks,
+        "ceiling_gbps": trace.ceiling_gbps,
     }
 
 
@@ -113,7 +115,9 @@ def _from_wire(wire: Mapping[str, Any]) -> Trace:
         task_reads=_rows(wire.get("task_reads", nothing)),
         task_writes=_rows(wire.get("task_writes", nothing)),
         task_dynamic=dynamic,
-        requests=tuple(RequestInfo(*row) for row in wire.get("requests", ())),
+        requests=tuple(_request(row) for row in wire.get("requests", ())),
+        ranks=int(wire.get("ranks", 1)),
+        ceiling_gbps=float(wire.get("ceiling_gbps", 0.0)),
         task_variant=np.repeat(np.arange(len(variant_tasks)), variant_tasks),
         variant_rows=tuple(int(rows) for rows in variant_rows),
     )
@@ -122,9 +126,18 @@ def _from_wire(wire: Mapping[str, Any]) -> Trace:
     tasks, ops = len(trace.task_op), len(trace.operators)
     if len(trace.spans) and int(trace.spans["task"].max()) >= tasks:
         raise ValueError(f"a span of a task beyond {tasks}")
+    if trace.ranks < 1 or trace.workers % trace.ranks:
+        raise ValueError(f"{trace.workers} workers of {trace.ranks} ranks")
+    if len(trace.spans) and int(trace.spans["worker"].max()) >= trace.workers:
+        raise ValueError(f"a span of a worker beyond {trace.workers}")
     if tasks and int(trace.task_op.max()) >= ops:
         raise ValueError(f"a task of an operator beyond {ops}")
     return trace
+
+
+def _request(row: Sequence[Any]) -> RequestInfo:
+    found = RequestInfo(*row)
+    return replace(found, accepted=tuple(int(n) for n in found.accepted))
 
 
 def _to_bytes(rows: Rows) -> list[bytes]:

@@ -112,7 +112,7 @@ def _header(trace: Trace) -> dict[str, Any]:
         "device": trace.device,
         "version": gpurt.__version__,
         "dropped": trace.dropped,
-        "lanes": [[0, worker] for worker in range(trace.workers)],  # rank, worker
+        "lanes": [list(trace.lane(worker)) for worker in range(trace.workers)],  # rank, worker
         "operators": [
             [operator_name(trace, i), o.body, operator_key(o.path, trace.name), o.layer]
             for i, o in enumerate(trace.operators)

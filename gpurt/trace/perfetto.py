@@ -1,6 +1,7 @@
 """Trace as JSON for the Perfetto viewer and chrome://tracing.
 
-One process (pid 1), a lane a worker (tid 10 + worker: viewers fold small or equal ids together).
+A process a rank (pid 1 + rank), a lane a worker (tid from 10 on: viewers fold small or equal ids
+together, so no lane has the id of a process).
 A span is a slice "run" and, before it, a slice "wait"; flow arrows lead from the task that was
 waited for. Counter tracks give rows and microseconds of every step.
 """
@@ -16,8 +17,8 @@ from gpurt.errors import TraceError
 from gpurt.trace.analysis import late_producer, operator_key, operator_name
 from gpurt.trace.trace import PHASES, Trace
 
-PID = 1
-FIRST_TID = 10
+FIRST_PID = 1
+FIRST_TID = 10  # or beyond the last pid
 MAX_FLOWS = 50_000  # viewers grow slow beyond; the longest waits come first
 
 
@@ -39,11 +40,14 @@ def to_perfetto(trace: Trace) -> dict[str, Any]:
 
 # ---- helpers ---------------------------------------------------------------------------------
 def _names(trace: Trace) -> Iterator[dict[str, Any]]:
-    name = f"{trace.name} on {trace.device}"
-    yield {"ph": "M", "pid": PID, "name": "process_name", "args": {"name": name}}
+    for rank in range(trace.ranks):
+        name = f"{trace.name} on {trace.device}" + (f", rank {rank}" if trace.ranks > 1 else "")
+        process = {"ph": "M", "pid": FIRST_PID + rank}
+        yield {**process, "name": "process_name", "args": {"name": name}}
+        yield {**process, "name": "process_sort_index", "args": {"sort_index": rank}}
     for worker in range(trace.workers):
-        lane = {"ph": "M", "pid": PID, "tid": FIRST_TID + worker}
-        yield {**lane, "name": "thread_name", "args": {"name": f"worker {worker}"}}
+        lane = {"ph": "M", **_lane(trace, worker)}
+        yield {**lane, "name": "thread_name", "args": {"name": trace.lane_name(worker)}}
         yield {**lane, "name": "thread_sort_index", "args": {"sort_index": worker}}
 
 
@@ -53,7 +57,7 @@ def _slices(trace: Trace) -> Iterator[dict[str, Any]]:
     for span in trace.spans:
         begin, wait, run = int(span["begin_ns"]), int(span["wait_ns"]), int(span["run_ns"])
         task, op = int(span["task"]), int(span["op"])
-        lane = {"ph": "X", "pid": PID, "tid": FIRST_TID + int(span["worker"])}
+        lane = {"ph": "X", **_lane(trace, int(span["worker"]))}
         about = {"task": task, "step": int(span["step"]), "layer": int(span["layer"])}
         if wait:
             slice_ = {**lane, "name": "wait", "cat": "wait", "ts": begin / 1e3, "dur": wait / 1e3}
@@ -71,21 +75,26 @@ def _flows(trace: Trace) -> Iterator[dict[str, Any]]:
         late = late_producer(trace, span)
         if late is None:
             continue
-        common = {"pid": PID, "name": "edge", "cat": "edge", "id": number}
+        common = {"name": "edge", "cat": "edge", "id": number}
         # An arrow starts and ends inside a slice, so a nanosecond off its ends.
         start = int(late["begin_ns"]) + int(late["wait_ns"]) + max(int(late["run_ns"]) - 1, 0)
         end = int(span["begin_ns"]) + int(span["wait_ns"])
-        source, sink = FIRST_TID + int(late["worker"]), FIRST_TID + int(span["worker"])
-        yield {**common, "ph": "s", "tid": source, "ts": start / 1e3}
-        yield {**common, "ph": "f", "bp": "e", "tid": sink, "ts": max(end, start) / 1e3}
+        source, sink = _lane(trace, int(late["worker"])), _lane(trace, int(span["worker"]))
+        yield {**common, **source, "ph": "s", "ts": start / 1e3}
+        yield {**common, **sink, "ph": "f", "bp": "e", "ts": max(end, start) / 1e3}
 
 
 def _counters(trace: Trace) -> Iterator[dict[str, Any]]:
     for step in trace.steps:
-        at = {"ph": "C", "pid": PID, "ts": int(step["begin_ns"]) / 1e3}
+        at = {"ph": "C", "pid": FIRST_PID, "ts": int(step["begin_ns"]) / 1e3}
         microseconds = (int(step["end_ns"]) - int(step["begin_ns"])) / 1e3
         phase = PHASES[int(step["phase"])] if int(step["phase"]) < len(PHASES) else "other"
         if len(trace.variant_rows) > 1:
             phase += f" of {trace.variant_rows[int(step['variant'])]}"
         yield {**at, "name": "rows", "args": {phase: int(step["rows"])}}
         yield {**at, "name": "step us", "args": {"us": microseconds}}
+
+
+def _lane(trace: Trace, worker: int) -> dict[str, Any]:
+    first = max(FIRST_TID, FIRST_PID + trace.ranks)
+    return {"pid": FIRST_PID + trace.lane(worker)[0], "tid": first + worker}

@@ -64,13 +64,18 @@ class OperatorInfo:
 
 @dataclass(frozen=True)
 class RequestInfo:
-    """A request that ran in the steps first_step..last_step, both included."""
+    """A request that ran in the steps first_step..last_step, both included.
+
+    verify_steps: of them, those with proposals; accepted: how many committed proposal 1, 2, ...
+    """
 
     sequence: int
     first_step: int
     last_step: int
     prompt_tokens: int
     tokens: int
+    verify_steps: int = 0
+    accepted: tuple[int, ...] = ()
 
 
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]  # row i is values[offsets[i] : offsets[i + 1]]
@@ -90,7 +95,8 @@ class Trace:
     a file of an older gpurt. task_dynamic: whether a step may do without the task (a slot of an
     expert that no row chose). task_variant: which of the plan's variants it belongs to; steps of
     variant i have up to variant_rows[i] rows. requests: those that are known. dropped: spans that
-    newer ones overwrote.
+    newer ones overwrote. ranks: workers are as many for each, those of rank 0 first.
+    ceiling_gbps: GB/s that this machine was measured to reach, 0 if it never was.
     """
 
     name: str
@@ -114,6 +120,8 @@ class Trace:
         default_factory=lambda: np.zeros(0, np.int64), repr=False
     )
     variant_rows: tuple[int, ...] = (0,)
+    ranks: int = 1
+    ceiling_gbps: float = 0.0
 
     def __post_init__(self) -> None:
         """What older files do not say: every task runs in every step."""
@@ -130,6 +138,7 @@ class Trace:
         first_step: int = 0,
         last_step: int | None = None,
         requests: tuple[RequestInfo, ...] = (),
+        ceiling_gbps: float = 0.0,
     ) -> Trace:
         """A Trace of the steps first..last of one launch. Raises: TraceError if it is empty."""
         spans = _merge(raw, first_step, last_step)
@@ -170,6 +179,7 @@ class Trace:
                 [v.end - v.begin for v in plan.step_variants()],
             ),
             variant_rows=tuple(v.rows for v in plan.step_variants()),
+            ceiling_gbps=ceiling_gbps,
         )
 
     def save(self, path: str | Path) -> None:
@@ -190,6 +200,15 @@ class Trace:
         from gpurt.trace.analysis import critical_path, typical_step
 
         return critical_path(self, typical_step(self) if step is None else step)
+
+    def lane(self, worker: int) -> tuple[int, int]:
+        """(rank, worker of that rank)."""
+        return divmod(worker, self.workers // self.ranks)
+
+    def lane_name(self, worker: int) -> str:
+        """A worker in words; with its rank if there are several."""
+        rank, own = self.lane(worker)
+        return f"rank {rank} worker {own}" if self.ranks > 1 else f"worker {own}"
 
     # ---- for analysis ------------------------------------------------------------------------
     @cached_property

@@ -16,8 +16,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpurt.trace import analysis
+from gpurt.errors import TraceError
+from gpurt.trace import analysis, figures
 from gpurt.trace.edges import EdgeRow, edge_rows
+from gpurt.trace.slow import slow_steps
 from gpurt.trace.trace import PHASES, Trace, end_ns
 
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red", "bright_cyan", "bright_green")
@@ -34,10 +36,12 @@ def summary(trace: Trace, waits: int = 10) -> dict[str, Any]:
     step = analysis.typical_step(trace)
     parts = analysis.split(trace)
     low, high = analysis.step_window(trace, step)
+    rate, taken = figures.bandwidth(trace), figures.acceptance(trace)
     return {
         "name": trace.name,
         "device": trace.device,
         "workers": trace.workers,
+        "ranks": trace.ranks,
         "spans": len(trace.spans),
         "dropped_spans": trace.dropped,
         "whole_steps": len(trace.whole_steps),
@@ -48,6 +52,10 @@ def summary(trace: Trace, waits: int = 10) -> dict[str, Any]:
         "utilisation": [round(float(u), 4) for u in _utilisation(parts)],
         "operators": [asdict(r) for r in analysis.operators(trace)],
         "edges": [asdict(r) for r in _edge_rows(trace)],
+        "slow_steps": [asdict(r) | {"why": r.why} for r in slow_steps(trace)],
+        "bandwidth": rate.as_dict(),
+        "experts": [asdict(r) for r in figures.experts(trace)],
+        "acceptance": {} if taken is None else taken.as_dict(),
         "longest_waits": [asdict(w) for w in analysis.longest_waits(trace, waits)],
         "critical_path": {
             "step": step,
@@ -58,20 +66,32 @@ def summary(trace: Trace, waits: int = 10) -> dict[str, Any]:
     }
 
 
-def show(trace: Trace, console: Console) -> None:
-    """Print the whole view."""
-    for part in _parts(trace, console.width):
+def show(trace: Trace, console: Console, step: int | None = None) -> None:
+    """Print the whole view, with the timeline and the path of a step: None for the typical one.
+
+    Raises: TraceError if the step's spans are not all here.
+    """
+    if step is None:
+        step = analysis.typical_step(trace)
+    elif step not in trace.whole_steps:
+        kept = [int(s) for s in trace.whole_steps]
+        shown = ", ".join(map(str, kept[-TABLE_ROWS:])) or "none"
+        what = f"step {step} was not kept with all of its spans"
+        raise TraceError(f"{what} - at --step - the last that were: {shown}")
+    for part in _parts(trace, console.width, step):
         console.print(part)
         console.print()
 
 
 # ---- parts -----------------------------------------------------------------------------------
-def _parts(trace: Trace, width: int) -> Iterable[RenderableType]:
+def _parts(trace: Trace, width: int, step: int) -> Iterable[RenderableType]:
     parts = analysis.split(trace)
-    step = analysis.typical_step(trace)
     yield _head(trace, parts, width)
     yield _lanes(trace, step, _utilisation(parts), width)
+    yield _slow(trace)
     yield _operators(trace)
+    if rows := figures.experts(trace):
+        yield _experts(rows)
     yield _waits(trace)
     yield _critical(trace, step)
 
@@ -97,6 +117,7 @@ def _head(trace: Trace, parts: Any, width: int) -> RenderableType:
     for name, share in shares.items():
         legend.append(f"{name} {share:.1%}  ", SPLIT_COLOURS[name])
     lines.append(legend)
+    lines += [Text(line) for line in _rates(trace)]
     return Group(*lines)
 
 
@@ -104,6 +125,42 @@ def _step_sizes(trace: Trace) -> dict[int, int]:
     """Summarised steps by the rows that their variant may carry."""
     counts = np.bincount(trace.steps["variant"], minlength=len(trace.variant_rows))
     return dict(zip(trace.variant_rows, counts.tolist(), strict=False))
+
+
+def _rates(trace: Trace) -> Iterable[str]:
+    rate = figures.bandwidth(trace)
+    line = f"a step moves {rate.megabytes:.1f} MB, {rate.gigabytes_per_s:.1f} GB/s"
+    if rate.share is None:
+        yield f"{line} (gpurt doctor --bandwidth measures what this machine reaches)"
+    else:
+        yield f"{line}: {rate.share:.0%} of the {rate.ceiling:.1f} GB/s measured here"
+    if (taken := figures.acceptance(trace)) is not None:
+        positions = " ".join(f"{share:.0%}" for share in taken.by_position)
+        yield (
+            f"drafts: {taken.tokens_per_step:.2f} tokens a step in {taken.verify_steps} steps;"
+            f" proposals taken by position: {positions}"
+        )
+
+
+def _slow(trace: Trace) -> RenderableType:
+    rows = slow_steps(trace)
+    names = ("step", "rows", "us", "medians", "what was slow")
+    phase = rows[0].phase if rows else ""
+    table = _table(f"slowest {phase} steps", names, left=("what was slow",))
+    for row in rows:
+        table.add_row(
+            str(row.step), str(row.rows), f"{row.step_us:.1f}", f"{row.times:.2f}", row.why
+        )
+    return table
+
+
+def _experts(rows: list[figures.ExpertRow]) -> RenderableType:
+    names = ("operator", "tasks", "run", "least", "most")
+    table = _table("experts that steps chose, in tasks of all layers", names, left=("operator",))
+    for row in rows[:TABLE_ROWS]:
+        shares = [f"{share:.1%}" for share in (row.share, row.least, row.most)]
+        table.add_row(row.name, str(row.tasks), *shares)
+    return table
 
 
 def _lanes(trace: Trace, step: int, utilisation: Any, width: int) -> RenderableType:
@@ -117,25 +174,28 @@ def _lanes(trace: Trace, step: int, utilisation: Any, width: int) -> RenderableT
     count = min(trace.workers, MAX_LANES)
     workers = [i * trace.workers // count for i in range(count)]
     title = f"step {step}, {(high - low) / 1e3:.1f} us, a column is "
-    lines = [Text(title + f"{(high - low) / 1e3 / columns:.2f} us ('.' waits)", "bold")]
+    legend = "small letters and '.': more wait than run"
+    lines = [Text(title + f"{(high - low) / 1e3 / columns:.2f} us ({legend})", "bold")]
+    wide = max(len(trace.lane_name(w)) for w in workers)
     for worker in workers:
-        lane = Text(f"worker {worker:>3} {utilisation[worker]:>4.0%} ")
+        lane = Text(f"{trace.lane_name(worker):<{wide}} {utilisation[worker]:>4.0%} ")
         mine = spans[spans["worker"] == worker]
         for char, key in _cells(mine, keys, letter, low, high, columns):
-            lane.append(char, colour.get(key, "grey50"))
+            style = colour.get(key, "grey50")
+            lane.append(char, f"dim {style}" if char.islower() else style)
         lines.append(lane)
-    legend = Text()
+    names = Text()
     for key in shown:
-        legend.append(f"{letter[key]} {key}  ", colour[key])
+        names.append(f"{letter[key]} {key}  ", colour[key])
     if trace.workers > count:
-        legend.append(f"({count} of {trace.workers} workers)")
-    return Group(*lines, legend)
+        names.append(f"({count} of {trace.workers} workers)")
+    return Group(*lines, names)
 
 
 def _cells(
     spans: Any, keys: list[str], letter: dict[str, str], low: int, high: int, columns: int
 ) -> Iterable[tuple[str, str]]:
-    """(character, operator key) of each column: what the worker did longest in it."""
+    """(character, operator key) of each column: what the worker ran longest in it."""
     edges = np.linspace(low, high, columns + 1)
     met = spans["begin_ns"] + spans["wait_ns"]
     ended = end_ns(spans)
@@ -144,11 +204,12 @@ def _cells(
         wait = np.clip(np.minimum(met, right) - np.maximum(spans["begin_ns"], left), 0, None)
         if not len(spans) or float(run.sum() + wait.sum()) < (right - left) / 2:
             yield " ", ""
-        elif float(wait.sum()) > float(run.sum()):
+        elif float(wait.sum()) > 10 * float(run.sum()):
             yield ".", ""
         else:
             key = keys[int(spans["op"][int(np.argmax(run))])]
-            yield letter[key], key
+            waits = float(wait.sum()) > float(run.sum())
+            yield letter[key].lower() if waits else letter[key], key
 
 
 def _operators(trace: Trace) -> RenderableType:

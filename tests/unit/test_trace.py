@@ -61,9 +61,10 @@ def test_damaged_file_is_refused_with_its_reason(tmp_path, damage, text):
         Trace.load(path)
 
 
-def test_span_of_an_unknown_task_is_refused(tmp_path):
+@pytest.mark.parametrize(("field", "value"), [("task", 9), ("worker", 2)])
+def test_span_of_an_unknown_task_or_worker_is_refused(tmp_path, field, value):
     trace = hand_trace()
-    trace.spans["task"][0] = 9
+    trace.spans[field][0] = value
     trace.save(tmp_path / "a.trace")
     with pytest.raises(TraceError, match=r"^the trace's fields do not fit"):
         Trace.load(tmp_path / "a.trace")
@@ -113,12 +114,15 @@ def test_file_keeps_regions_requests_and_dynamic_tasks(tmp_path):
         regions=("x[0:4] f32", "y[0:2] f32"),
         task_reads=(np.array([0, 0, 1, 1, 1]), np.array([0])),
         task_writes=(np.array([0, 1, 1, 1, 1]), np.array([1])),
-        requests=(RequestInfo(7, 0, 3, 5, 4),),
+        requests=(RequestInfo(7, 0, 3, 5, 4, 2, (1, 0)),),
+        ranks=2,
+        ceiling_gbps=19.5,
         task_dynamic=np.array([False, True, False, False]),
     )
     trace.save(tmp_path / "a.trace")
     again = Trace.load(tmp_path / "a.trace")
     assert (again.regions, again.requests) == (trace.regions, trace.requests)
+    assert (again.ranks, again.ceiling_gbps) == (2, 19.5)
     assert again.task_reads[0].tolist() == [0, 0, 1, 1, 1]
     assert again.task_writes[1].tolist() == [1]
     assert again.task_dynamic.tolist() == [False, True, False, False]
@@ -128,12 +132,21 @@ def test_file_of_an_older_gpurt_is_read_without_what_came_later(tmp_path):
     path = tmp_path / "a.trace"
     hand_trace(2).save(path)
     fields = msgpack.unpackb(path.read_bytes()[HEADER.size :])
-    for late in ("regions", "task_reads", "task_writes", "task_dynamic", "requests"):
+    for late in (
+        "regions",
+        "task_reads",
+        "task_writes",
+        "task_dynamic",
+        "requests",
+        "ranks",
+        "ceiling_gbps",
+    ):
         del fields[late]
     body = msgpack.packb(fields)
     path.write_bytes(HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body)) + body)
     again = Trace.load(path)
     assert (again.regions, again.requests) == ((), ())
+    assert (again.ranks, again.ceiling_gbps) == (1, 0.0)
     assert not again.task_dynamic.any()
     assert again.whole_steps.tolist() == [0, 1]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gpurt.errors import TraceError
-from gpurt.trace import analysis
+from gpurt.trace import RequestInfo, analysis
+from gpurt.trace.figures import acceptance, bandwidth, experts
+from gpurt.trace.slow import slow_steps
 from tests.helpers.hand_trace import hand_trace
 
 
@@ -103,3 +107,67 @@ def test_typical_step_is_the_median_one_and_partial_steps_do_not_count():
     assert analysis.typical_step(trace) in (0, 1)
     with pytest.raises(TraceError, match=r"^no step has all of its 4 spans"):
         analysis.split(hand_trace(1, spans=hand_trace().spans[:3]))
+
+
+# ---- slow steps and figures ------------------------------------------------------------------
+def slowed(step, **late_ns):
+    """hand_trace of five steps, one of them with a task 2 that runs or starts late."""
+    trace = hand_trace(5)
+    for name, late in late_ns.items():
+        row = (trace.spans["step"] == step) & (trace.spans["task"] == 2)
+        trace.spans[name][row] += late
+        last = (trace.spans["step"] == step) & (trace.spans["task"] == 3)
+        trace.spans["wait_ns"][last] += late
+        later = trace.spans["step"] > step
+        trace.spans["begin_ns"][later] += late
+        trace.steps["end_ns"][trace.steps["step"] >= step] += late
+        trace.steps["begin_ns"][trace.steps["step"] > step] += late
+    return trace
+
+
+def test_a_slow_step_names_the_task_that_ran_long():
+    slowest, *rest = slow_steps(slowed(3, run_ns=5000))
+    assert (slowest.step, slowest.phase, slowest.step_us, slowest.times) == (3, "decode", 6.0, 6.0)
+    assert (slowest.part, slowest.part_us) == ("compute", 5.0)
+    assert (slowest.task, slowest.worker, slowest.task_us) == (2, 1, 5.0)
+    assert [r.why for r in rest] == ["nothing stands out"] * 4
+
+
+def test_a_slow_step_names_the_start_that_came_late():
+    slowest = slow_steps(slowed(2, wait_ns=3000))[0]
+    assert (slowest.step, slowest.part, slowest.task) == (2, "hop", 2)
+    assert slowest.why.startswith("+3.0 us from signals to the starts that waited for them; 3.0 at")
+
+
+def test_slow_steps_without_spans_are_followed_by_slow_ones_with_spans():
+    trace = slowed(3, run_ns=5000)
+    kept = np.isin(trace.spans["step"], (0, 1))
+    rows = slow_steps(replace(trace, spans=trace.spans[kept]), 2)
+    assert [(r.step, r.kept) for r in rows] == [(3, False), (0, True), (1, True)]
+    assert rows[0].why == "no spans kept"
+
+
+def test_bandwidth_is_bytes_of_a_step_over_its_length():
+    found = bandwidth(hand_trace(3, ceiling_gbps=21.4))
+    assert found.gigabytes_per_s == pytest.approx(10_700 / 1000)
+    assert found.share == pytest.approx(0.5)
+    assert bandwidth(hand_trace(3)).share is None
+
+
+def test_experts_are_the_dynamic_tasks_that_ran():
+    dynamic = np.array([False, True, True, False])
+    trace = hand_trace(2, task_dynamic=dynamic)
+    absent = (trace.spans["step"] == 1) & (trace.spans["task"] == 1)
+    trace = replace(trace, spans=trace.spans[~absent])
+    (row,) = experts(trace)
+    assert (row.name, row.tasks) == ("layers[*].up", 2)
+    assert (row.share, row.least, row.most) == (0.75, 0.5, 1.0)
+    assert experts(hand_trace(2)) == []
+
+
+def test_acceptance_counts_all_requests():
+    requests = (RequestInfo(0, 0, 3, 5, 4, 3, (2, 1)), RequestInfo(1, 4, 5, 5, 4, 1, (1,)))
+    found = acceptance(hand_trace(2, requests=requests))
+    assert (found.verify_steps, found.by_position) == (4, (0.75, 0.25))
+    assert found.tokens_per_step == 2.0
+    assert acceptance(hand_trace(2)) is None

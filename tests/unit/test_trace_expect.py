@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from gpurt.cli import main
 from gpurt.errors import TraceError
+from gpurt.trace import RequestInfo
 from gpurt.trace.expect import check, known_figures, read_expectations
 from tests.helpers.hand_trace import hand_trace
 
@@ -106,9 +108,14 @@ def test_a_missing_file_is_said():
 
 def test_every_figure_of_the_json_can_be_expected(files):
     """What --json prints, fed back as expectations, is met exactly."""
-    trace = hand_trace(3)
+    trace = hand_trace(
+        3,
+        task_dynamic=np.array([False, True, True, False]),
+        requests=(RequestInfo(0, 0, 3, 5, 4, 3, (2, 1)),),
+        ceiling_gbps=20.0,
+    )
     figures = known_figures(trace)
-    for listed in ("utilisation", "longest_waits"):
+    for listed in ("utilisation", "longest_waits", "slow_steps"):
         figures.pop(listed)
     figures["critical_path"].pop("tasks")
     _, write = files

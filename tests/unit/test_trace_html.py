@@ -68,6 +68,11 @@ def test_a_worker_without_spans_keeps_its_lane():
     assert columns["lane_offsets"].tolist() == [0, 3, 4, 4, 4]
 
 
+def test_lanes_of_several_ranks_follow_each_other():
+    header, _ = unpacked(pack(hand_trace(workers=4, ranks=2)))
+    assert header["lanes"] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
 def test_steps_of_another_clock_are_left_out():
     far = hand_trace(2)
     far.steps["begin_ns"] += 10**9

@@ -6,10 +6,12 @@ import io
 import itertools
 import json
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from gpurt.errors import TraceError
+from gpurt.trace import RequestInfo
 from gpurt.trace.perfetto import to_perfetto, write_perfetto
 from gpurt.trace.view import show, summary
 from tests.helpers.hand_trace import hand_trace
@@ -25,9 +27,8 @@ def test_terminal_shows_lanes_split_waits_and_path():
     text = rendered(hand_trace(3))
     assert "12 spans of 3 whole steps" in text
     assert "decode steps: 3, median 1.0 us" in text
-    assert "worker   0  50%" in text
-    lanes = [line for line in text.splitlines() if line.startswith("worker   0")]
-    body = lanes[0][15:]
+    lanes = [line for line in text.splitlines() if line.startswith("worker 0  50% ")]
+    body = lanes[0][14:]
     assert 45 <= body.count(".") <= 55  # it waits for half of the step
     assert 8 <= body.count("A") <= 12
     assert "3 advance" in text
@@ -38,6 +39,51 @@ def test_terminal_shows_lanes_split_waits_and_path():
 @pytest.mark.parametrize("width", [40, 80, 300])
 def test_terminal_fits_any_width(width):
     assert max(len(line) for line in rendered(hand_trace(2), width).splitlines()) <= width
+
+
+def test_terminal_says_what_the_steps_moved_took_and_chose():
+    text = rendered(
+        hand_trace(
+            3,
+            task_dynamic=np.array([False, True, False, False]),
+            requests=(RequestInfo(0, 0, 2, 5, 4, 3, (2, 1)),),
+            ceiling_gbps=21.4,
+        )
+    )
+    assert "10.7 GB/s: 50% of the 21.4 GB/s measured here" in text
+    assert "2.00 tokens a step in 3 steps; proposals taken by position: 67% 33%" in text
+    assert "experts that steps chose" in text
+    assert "slowest decode steps" in text
+    assert "gpurt doctor --bandwidth measures" in rendered(hand_trace(2))
+
+
+def test_terminal_shows_the_step_that_was_asked_for():
+    out = io.StringIO()
+    show(hand_trace(3), Console(file=out, width=100), step=1)
+    assert "\nstep 1, 1.0 us" in out.getvalue()
+    with pytest.raises(TraceError, match=r"^step 7 was not kept .* the last that were: 0, 1, 2$"):
+        show(hand_trace(3), Console(file=out), step=7)
+
+
+@pytest.mark.parametrize(("wait_ns", "lane"), [(110, "..BBBB"), (130, "..bBBB"), (149, "...BBB")])
+def test_a_column_of_more_wait_than_run_has_a_small_letter(wait_ns, lane):
+    trace = hand_trace()
+    row = trace.spans["task"] == 2
+    trace.spans["wait_ns"][row], trace.spans["run_ns"][row] = wait_ns, 880 - wait_ns
+    lanes = [x for x in rendered(trace, 40).splitlines() if x.startswith("worker 1")]
+    assert lanes[0].split("% ")[1].startswith(lane)  # 50 ns a column
+
+
+def test_lanes_of_several_ranks_are_named_by_both():
+    text = rendered(hand_trace(2, ranks=2))
+    assert "rank 0 worker 0  50%" in text
+    assert "rank 1 worker 0" in text
+    records = to_perfetto(hand_trace(2, ranks=2))["traceEvents"]
+    slices = [r for r in records if r["ph"] == "X"]
+    assert {(r["pid"], r["tid"]) for r in slices} == {(1, 10), (2, 11)}
+    many = to_perfetto(hand_trace(2, ranks=16, workers=16))["traceEvents"]
+    pids = {r["pid"] for r in many}
+    assert not pids & {r["tid"] for r in many if "tid" in r}
 
 
 def test_dropped_spans_are_shown():

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 import gpurt
 from gpurt.errors import TraceError
 from gpurt.trace.analysis import operator_key, operator_name
+from gpurt.trace.slow import slow_steps
 from gpurt.trace.trace import PHASES, Rows, Trace, end_ns
 
 # In the order in which they may use each other while they load.
@@ -39,6 +40,7 @@ MODULES = (
     "frame",
     "charts",
     "stats",
+    "slow",
     "search",
     "overlay",
     "overview",
@@ -125,6 +127,11 @@ def _header(trace: Trace) -> dict[str, Any]:
         ],
         "phases": list(PHASES),
         "first_step": _first_step(trace),
+        "ceiling_gbps": trace.ceiling_gbps,
+        "slow_steps": [
+            [r.step - _first_step(trace), r.rows, 1e3 * r.step_us, r.times, r.kept, r.task, r.why]
+            for r in slow_steps(trace)
+        ],
     }
 
 

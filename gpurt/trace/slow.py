@@ -60,8 +60,8 @@ class SlowStep:
         """In words."""
         if not self.part:
             return "nothing stands out" if self.kept else "no spans kept"
-        most = f"{self.task_us:.1f} at {self.task} {self.operator} on worker {self.worker}"
-        return f"+{self.part_us:.1f} us {PLAIN_WORDS[self.part]}; {most}"
+        most = f"{_time(self.task_us)} at {self.task} {self.operator} on worker {self.worker}"
+        return f"+{_time(self.part_us)} {PLAIN_WORDS[self.part]}; {most}"
 
 
 def slow_steps(trace: Trace, count: int = 5) -> list[SlowStep]:
@@ -72,6 +72,10 @@ def slow_steps(trace: Trace, count: int = 5) -> list[SlowStep]:
 
 
 # ---- helpers ---------------------------------------------------------------------------------
+def _time(microseconds: float) -> str:
+    return f"{microseconds:.1f} us" if microseconds < 1000 else f"{microseconds / 1e3:.2f} ms"
+
+
 class _Phase:
     """The steps of the last phase, and what is usual in them."""
 

@@ -136,7 +136,9 @@ def test_a_slow_step_names_the_task_that_ran_long():
 def test_a_slow_step_names_the_start_that_came_late():
     slowest = slow_steps(slowed(2, wait_ns=3000))[0]
     assert (slowest.step, slowest.part, slowest.task) == (2, "hop", 2)
-    assert slowest.why.startswith("+3.0 us from signals to the starts that waited for them; 3.0 at")
+    assert slowest.why.startswith(
+        "+3.0 us from signals to the starts that waited for them; 3.0 us at"
+    )
 
 
 def test_slow_steps_without_spans_are_followed_by_slow_ones_with_spans():

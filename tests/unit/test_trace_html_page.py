@@ -306,6 +306,37 @@ def test_critical_path_of_a_million_spans_is_drawn_and_listed(page, browser, mil
     assert browser.evaluate("document.getElementById('path').hidden") is True
 
 
+def test_slowest_steps_are_listed_and_lead_to_what_was_slow(page):
+    trace = hand_trace(5)
+    late = (trace.spans["step"] == 3) & (trace.spans["task"] == 2)
+    trace.spans["run_ns"][late] += 5000
+    trace.spans["wait_ns"][(trace.spans["step"] == 3) & (trace.spans["task"] == 3)] += 5000
+    trace.spans["begin_ns"][trace.spans["step"] > 3] += 5000
+    trace.steps["end_ns"][3:] += 5000
+    trace.steps["begin_ns"][4:] += 5000
+    browser = page(trace)
+    assert "+5.0 us running tasks; 5.0 us at 2 layers[0].up on worker 1" in browser.text("#slow")
+    browser.evaluate("document.querySelector('#slow button').click()")
+    browser.settle()
+    assert selected(browser) == (3, 2)
+    assert browser.evaluate("gpurt.range") == [3000, 9000]
+    assert "Largest gaps, before" in browser.text("#path")
+    first = browser.text("#path .edges li")
+    assert first.startswith("3 advance")  # 20 ns after task 2 signalled, 10 before that
+    assert first.endswith("20 ns")
+
+
+def test_bandwidth_stands_beside_its_ceiling(page):
+    assert "of 21.4 measured" in page(hand_trace(3, ceiling_gbps=21.4)).text("#range")
+
+
+def test_lanes_are_named_by_rank_and_worker(page):
+    browser = page(hand_trace(3, ranks=2))
+    assert browser.evaluate("gpurt.trace.laneName(1)") == "rank 1 · 0"
+    browser.evaluate("gpurt.setQuery('rank:1')")
+    assert browser.text("#found") == "3 found"
+
+
 # ---- controls --------------------------------------------------------------------------------
 def test_a_link_opens_the_same_view(page):
     trace = made_trace(workers=6, layers=3, steps=6)

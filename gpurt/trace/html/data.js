@@ -93,6 +93,16 @@ class Trace {
     }));
     this.phases = header.phases;
     this.firstStep = header.first_step;
+    this.ceiling = header.ceiling_gbps; // bytes a nanosecond; 0: not measured
+    this.slowSteps = header.slow_steps.map(([step, rows, length, times, kept, task, why]) => ({
+      step,
+      rows,
+      length,
+      times,
+      kept,
+      task,
+      why,
+    }));
     this.payloadEdges = header.payload_edges;
     this.taskOp = column("task_op");
     this.taskLayer = column("task_layer");

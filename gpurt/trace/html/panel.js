@@ -2,6 +2,7 @@
 
 import { byId, fill, make } from "./dom.js";
 import { bytes, count, duration, moment, percent, rate } from "./format.js";
+import { largestGaps, showSlowSteps } from "./slow.js";
 import { rangeStats } from "./stats.js";
 
 const EDGES_SHOWN = 6;
@@ -18,6 +19,7 @@ export class Panel {
     this.showSelection();
     this.showRange();
     this.showPath();
+    showSlowSteps(byId("slow"), viewer);
   }
 
   // ---- selection -----------------------------------------------------------------------------
@@ -160,12 +162,21 @@ export class Panel {
         ["length", duration(stats.length)],
         ["spans", count(stats.spans)],
         ["whole steps", stepsText(stats)],
-        ["bandwidth", stats.bytes ? rate(stats.bytes, stats.length) : "no bytes counted"],
+        ["bandwidth", this.bandwidthText(stats)],
       ]),
       splitBar(stats.split),
       this.legend(),
       this.operatorTable(stats),
     );
+  }
+
+  bandwidthText(stats) {
+    const { ceiling } = this.viewer.trace;
+    if (!stats.bytes) return "no bytes counted";
+    const text = rate(stats.bytes, stats.length);
+    if (!ceiling || !stats.length) return text;
+    const share = percent(stats.bytes / stats.length / ceiling);
+    return `${text}, ${share} of ${ceiling.toFixed(1)} measured`;
   }
 
   legend() {
@@ -239,7 +250,24 @@ export class Panel {
         ["hops and waits", duration(length - runs)],
       ]),
       list,
+      this.gapList(path),
     );
+  }
+
+  gapList(path) {
+    const { trace } = this.viewer;
+    const items = largestGaps(trace, path).map(([span, gap]) =>
+      make(
+        "li",
+        {},
+        this.link(span),
+        make("span", { class: "where" }, trace.laneName(trace.lane[span])),
+        make("span", { class: "figure" }, duration(gap)),
+      ),
+    );
+    if (!items.length) return null;
+    const head = make("h3", {}, "Largest gaps, before");
+    return make("div", { class: "edges" }, head, make("ul", {}, items));
   }
 
   /** The step of the selection, or the one in the middle of the view. */

@@ -7,17 +7,19 @@ A reader refuses what is newer than it is, and tells truncation from damage.
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.errors import TraceError
+from gpurt.trace.check import check_trace
 from gpurt.trace.trace import SPAN, STEP, OperatorInfo, RequestInfo, Rows, Trace
 
 if TYPE_CHECKING:
@@ -40,33 +42,46 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a trace. Raises: TraceError naming the file and what is wrong with it."""
+    """Read a trace. Raises: TraceError naming the file and what is wrong with it.
+
+    The header is checked first, so a large file that is no trace is not read.
+    """
     try:
-        data = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            size_bytes, checksum = _check_header(file, path)
+            body = file.read(size_bytes)
     except OSError as error:
         what = f"cannot read the trace: {error.strerror}"
         raise TraceError(f"{what} - at {path} - check the path") from error
-    if len(data) < HEADER.size or not data.startswith(MAGIC):
-        what = f"not a trace file: {len(data)} bytes without its mark"
-        raise TraceError(f"{what} - at {path} - pass a file that gpurt run --trace wrote")
-    _, version, checksum, size_bytes = HEADER.unpack_from(data)
-    if version > VERSION:
-        what = f"trace file of version {version}, this gpurt reads up to {VERSION}"
-        raise TraceError(f"{what} - at {path} - update gpurt")
-    body = data[HEADER.size :]
-    if len(body) != size_bytes:
-        what = f"the trace has {len(body)} bytes of {size_bytes}"
-        raise TraceError(f"{what} - at {path} - write it again")
     if zlib.crc32(body) != checksum:
         raise TraceError(f"the trace's checksum is wrong - at {path} - write it again")
     try:
-        return _from_wire(msgpack.unpackb(body))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        trace = _from_wire(msgpack.unpackb(body))
+        check_trace(trace)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         what = f"the trace's fields do not fit version {VERSION} ({error!r})"
         raise TraceError(f"{what} - at {path} - write it again") from error
+    return trace
 
 
 # ---- helpers ---------------------------------------------------------------------------------
+def _check_header(file: BinaryIO, path: str | Path) -> tuple[int, int]:
+    """(bytes of the body, its checksum)."""
+    header = file.read(HEADER.size)
+    there = os.fstat(file.fileno()).st_size
+    if len(header) < HEADER.size or not header.startswith(MAGIC):
+        what = f"not a trace file: {there} bytes without its mark"
+        raise TraceError(f"{what} - at {path} - pass a file that gpurt run --trace wrote")
+    _, version, checksum, size_bytes = HEADER.unpack(header)
+    if not 1 <= version <= VERSION:
+        what = f"trace file of version {version}, this gpurt reads 1 to {VERSION}"
+        raise TraceError(f"{what} - at {path} - update gpurt")
+    if there - HEADER.size != size_bytes:
+        what = f"the trace has {there - HEADER.size} bytes of {size_bytes}"
+        raise TraceError(f"{what} - at {path} - write it again")
+    return size_bytes, checksum
+
+
 def _to_wire(trace: Trace) -> dict[str, Any]:
     return {
         "name": trace.name,
@@ -98,7 +113,9 @@ def _from_wire(wire: Mapping[str, Any]) -> Trace:
     dynamic = np.zeros(len(task_op), bool)
     dynamic[list(wire.get("task_dynamic", ()))] = True
     variant_rows, variant_tasks = wire.get("variants", ([0], [len(task_op)]))
-    trace = Trace(
+    if sum(variant_tasks) != len(task_op) or len(variant_rows) != len(variant_tasks):
+        raise ValueError(f"variants {variant_tasks} of {len(task_op)} tasks")
+    return Trace(
         name=str(wire["name"]),
         device=str(wire["device"]),
         workers=int(wire["workers"]),
@@ -121,18 +138,6 @@ def _from_wire(wire: Mapping[str, Any]) -> Trace:
         task_variant=np.repeat(np.arange(len(variant_tasks)), variant_tasks),
         variant_rows=tuple(int(rows) for rows in variant_rows),
     )
-    if len(trace.task_variant) != len(task_op) or len(variant_rows) != len(variant_tasks):
-        raise ValueError(f"variants {variant_tasks} of {len(task_op)} tasks")
-    tasks, ops = len(trace.task_op), len(trace.operators)
-    if len(trace.spans) and int(trace.spans["task"].max()) >= tasks:
-        raise ValueError(f"a span of a task beyond {tasks}")
-    if trace.ranks < 1 or trace.workers % trace.ranks:
-        raise ValueError(f"{trace.workers} workers of {trace.ranks} ranks")
-    if len(trace.spans) and int(trace.spans["worker"].max()) >= trace.workers:
-        raise ValueError(f"a span of a worker beyond {trace.workers}")
-    if tasks and int(trace.task_op.max()) >= ops:
-        raise ValueError(f"a task of an operator beyond {ops}")
-    return trace
 
 
 def _request(row: Sequence[Any]) -> RequestInfo:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import struct
 import zlib
 from dataclasses import replace
@@ -9,6 +11,7 @@ from dataclasses import replace
 import msgpack
 import numpy as np
 import pytest
+from rich.console import Console
 
 from gpurt import wire
 from gpurt.errors import TraceError
@@ -18,6 +21,7 @@ from gpurt.plan import PlanBuffer, PlanDynamic, PlanSegment
 from gpurt.trace import RequestInfo, Trace
 from gpurt.trace.file import HEADER, MAGIC, VERSION
 from gpurt.trace.trace import row
+from gpurt.trace.view import show
 from tests.helpers.fake_executor import toy_plan
 from tests.helpers.hand_trace import hand_trace
 
@@ -50,6 +54,7 @@ def test_file_gives_back_the_same_trace(tmp_path):
         (lambda d: b"PK" + d[2:], "^not a trace file"),
         (lambda d: d[:40] + bytes([d[40] ^ 1]) + d[41:], "^the trace's checksum is wrong"),
         (lambda d: d[:8] + struct.pack("<I", 99) + d[12:], "^trace file of version 99, this gpurt"),
+        (lambda d: d[:8] + struct.pack("<I", 0) + d[12:], "^trace file of version 0, this gpurt"),
         (lambda _: b"", "^not a trace file: 0 bytes"),
     ],
 )
@@ -61,13 +66,75 @@ def test_damaged_file_is_refused_with_its_reason(tmp_path, damage, text):
         Trace.load(path)
 
 
-@pytest.mark.parametrize(("field", "value"), [("task", 9), ("worker", 2)])
-def test_span_of_an_unknown_task_or_worker_is_refused(tmp_path, field, value):
+def resaved(path, change):
+    """Rewrite a trace's fields; its checksum is right again."""
+    fields = msgpack.unpackb(path.read_bytes()[HEADER.size :])
+    change(fields)
+    body = msgpack.packb(fields)
+    path.write_bytes(HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body)) + body)
+
+
+@pytest.mark.parametrize(("field", "value"), [("task", 9), ("worker", 2), ("run_ns", -1)])
+def test_span_that_cannot_be_is_refused(tmp_path, field, value):
     trace = hand_trace()
     trace.spans[field][0] = value
     trace.save(tmp_path / "a.trace")
     with pytest.raises(TraceError, match=r"^the trace's fields do not fit"):
         Trace.load(tmp_path / "a.trace")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("workers", "two", "invalid literal"),
+        ("ranks", 3, "2 workers of 3 ranks"),
+        ("task_op", bytes(8), "of 1 tasks"),
+        ("task_bytes", bytes(7), "multiple of element size"),
+        ("waits", [np.array([0, 1, 0, 2, 3]).tobytes(), bytes(24)], "waits whose offsets fall"),
+        ("waits", [np.array([0, 0, 1, 2, 3]).tobytes(), bytes(8)], "waits of 4 rows"),
+        ("producers", [np.array([0, 1, 3]).tobytes(), np.array([0, 1, 7]).tobytes()], "of 4"),
+        ("payload_edges", [[0, 8]], "a payload edge outside of 3"),
+        ("operators", [["a"]], "missing"),
+        ("spans", bytes(13), "multiple"),
+        ("requests", [[1, 2]], "missing"),
+        ("task_dynamic", [99], "out of bounds"),
+    ],
+)
+def test_fields_that_do_not_fit_each_other_are_refused(tmp_path, field, value, text):
+    path = tmp_path / "a.trace"
+    hand_trace(2).save(path)
+    resaved(path, lambda fields: fields.update({field: value}))
+    with pytest.raises(TraceError, match=rf"^the trace's fields do not fit version 1 .*({text})"):
+        Trace.load(path)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_damage_makes_more_than_one_line(tmp_path, seed):
+    """Bytes of the body changed at random, the checksum right again: refused, or shown."""
+    rng = np.random.default_rng(seed)
+    path = tmp_path / "a.trace"
+    hand_trace(2).save(path)
+    body = path.read_bytes()[HEADER.size :]
+    for _ in range(60):
+        changed = bytearray(body)
+        for place in rng.integers(0, len(body), 3):
+            changed[place] = rng.integers(0, 256)
+        data = bytes(changed)
+        path.write_bytes(HEADER.pack(MAGIC, VERSION, zlib.crc32(data), len(data)) + data)
+        with contextlib.suppress(TraceError):
+            show(Trace.load(path), Console(file=io.StringIO(), width=100))
+
+
+def test_large_file_that_is_no_trace_is_not_read(tmp_path):
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(TraceError, match=r"^not a trace file: 4398046511104 bytes"):
+        Trace.load(path)
+    with path.open("r+b") as file:
+        file.write(HEADER.pack(MAGIC, VERSION, 0, 100))
+    with pytest.raises(TraceError, match=r"^the trace has 43980465\d+ bytes of 100"):
+        Trace.load(path)
 
 
 def test_missing_and_unwritable_paths_are_refused(tmp_path):

@@ -309,6 +309,11 @@ def plan_counter(plan: Plan, wire_counter: int) -> int:
     return list(rank_counters(plan))[wire_counter & ~RANK_COUNTER]
 
 
+def name_in_variant(name: str, rows: int) -> str:
+    """The payload buffer that steps of up to `rows` rows have of their own."""
+    return f"{name}@{rows}rows"
+
+
 def align_up(size_bytes: int, alignment: int = ARENA_ALIGN_BYTES) -> int:
     """The next multiple of `alignment`."""
     return (size_bytes + alignment - 1) // alignment * alignment

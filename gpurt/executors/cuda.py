@@ -29,7 +29,7 @@ from gpurt.executors.contents import PackedContents
 from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, compile_kernel
 from gpurt.executors.cuda_driver import STAGING_BYTES, Device, Kernel
 from gpurt.graph import Graph
-from gpurt.plan import MEMORIES, TWO_SETS, Plan, PlanBuffer, align_up
+from gpurt.plan import MEMORIES, TWO_SETS, Plan, PlanBuffer, align_up, name_in_variant
 from gpurt.progress import Progress
 
 SENTINEL_BYTE = 0xFF
@@ -159,18 +159,21 @@ class CudaExecutor:
         return True
 
     def read(self, buffer_name: str) -> NDArray[Any]:
-        """A copy of a buffer, in its storage dtype and shape. Payload: of the last step's set.
+        """A copy of a buffer, in its storage dtype and shape. Of two sets, and of what several
+        variants have of their own, those of the last step.
 
         Raises: PlanError for an unknown name and for a packed weight, ClosedError.
         """
-        buffer, address = self._find(buffer_name)
+        raw = self._download(self._memory.sections["step_state"], wire.STEP_STATE.itemsize)
+        step = raw.view(wire.STEP_STATE)[0]
+        own = name_in_variant(buffer_name, int(step["rows_capacity"]))
+        is_own = any(b.name == own for b in self.plan.buffers)
+        buffer, address = self._find(own if is_own else buffer_name)
         if buffer.packing:
             msg = f"{buffer.name} is packed as {buffer.packing} - at CudaExecutor.read"
             raise PlanError(f"{msg} - weights are read from their source")
         if buffer.memory in TWO_SETS:
-            raw = self._download(self._memory.sections["step_state"], wire.STEP_STATE.itemsize)
-            last = int(raw.view(wire.STEP_STATE)[0]["round"])
-            address += (last & 1) * self.plan.payload_set_bytes
+            address += (int(step["round"]) & 1) * self.plan.payload_set_bytes
         raw = self._download(address, buffer.size_bytes)
         dtype = DTYPES[buffer.dtype]
         last_axis = -1 if dtype.block > 1 else buffer.shape[-1]

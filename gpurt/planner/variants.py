@@ -26,6 +26,7 @@ from gpurt.plan import (
     PlanTask,
     PlanVariant,
     align_up,
+    name_in_variant,
 )
 from gpurt.wire import VARIANTS_PER_PLAN
 
@@ -122,11 +123,10 @@ class _Shift:
         )
 
     def counter(self, counter: PlanCounter) -> PlanCounter:
-        return PlanCounter(
-            counter.signals_per_step,
-            tuple(task + self.tasks for task in counter.producers),
-            tuple(task + self.tasks for task in counter.successors),
-            counter.ranks,
+        return replace(
+            counter,
+            producers=tuple(task + self.tasks for task in counter.producers),
+            successors=tuple(task + self.tasks for task in counter.successors),
         )
 
     def segment(self, segment: PlanSegment) -> PlanSegment:
@@ -164,7 +164,7 @@ class _Joined:
             edges=(),
             payload_set_bytes=0,
         )
-        self._buffers = _without_payload(widest)
+        self._buffers = _of_one_set(widest)
         self._index = {b.name: i for i, b in enumerate(self._buffers)}
 
     def add(self, plan: Plan) -> None:
@@ -209,7 +209,8 @@ class _Joined:
         buffer = plan.buffers[index]
         if buffer.memory in TWO_SETS:
             offset = self._plan.payload_set_bytes + buffer.offset_bytes
-            buffer = replace(buffer, name=f"{buffer.name}@{plan.rows}rows", offset_bytes=offset)
+            name = name_in_variant(buffer.name, plan.rows)
+            buffer = replace(buffer, name=name, offset_bytes=offset)
         elif buffer.name not in self._index:  # a weight that only this variant packs in this way
             ends = [b.offset_bytes + b.size_bytes for b in self._buffers if b.memory == "weight"]
             buffer = replace(buffer, offset_bytes=align_up(max(ends, default=0)))
@@ -223,8 +224,8 @@ def _sole(plan: Plan) -> tuple[PlanVariant, ...]:
     return (PlanVariant(plan.rows, 0, len(plan.tasks), 0, len(plan.segments)),)
 
 
-def _without_payload(plan: Plan) -> list[PlanBuffer]:
-    """The buffers of the widest variant; what has two sets becomes an activation of others."""
+def _of_one_set(plan: Plan) -> list[PlanBuffer]:
+    """The buffers of the widest variant; those of two sets as activations, as others use them."""
     result, end = [], plan.arena_bytes("activation")
     for buffer in plan.buffers:
         if buffer.memory in TWO_SETS:

@@ -79,6 +79,14 @@ LLAMA_VARIANTS: dict[str, dict[str, Any]] = {
     "ready": TWO | {"policy": "ready", "workers": 3},
     "payload claim": TWO | {"edges": "payload", "policy": "claim"},
     "prefill by 3 rows": TWO | {"options": Options(prefill_rows=3), "policy": "claim"},
+    "step sizes": TWO | {"step_rows": (2, 4), "policy": "ready"},
+    "step sizes, team of 16, mixed, payload": {
+        "workers": 3,
+        "team_warps": 16,
+        "policy": test_llama.MIXED,
+        "edges": "payload",
+        "step_rows": (2, 8),
+    },
     "steps from just below 2^32": TWO | {"options": Options(first_step=2**32 - 3)},
 }
 
@@ -100,6 +108,24 @@ def same_bits(executor: Any, module: Any, launches: int = 2) -> None:
         executor.close()
 
 
+def test_prompts_that_come_one_after_another_switch_sizes_both_ways() -> None:
+    executor = load_llama(**TWO, step_rows=(2, 4), policy="claim", edges="payload")
+    try:
+        tokens = [test_llama.generate(executor, PROMPT, COUNT) for _ in range(3)]
+        executor.host.request_exit()
+        assert executor.join(10)
+        steps = executor.raw_trace().summaries
+    finally:
+        executor.close()
+    assert tokens == [wanted(test_llama)[0]] * 3
+    # 4 + 4 + 3 prompt rows, three decode steps; later prompts begin with a step that was fixed:
+    # 2 + 4 + 4 + 1, of which the last again fits the small size.
+    first, later = [1, 1, 1, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0]
+    assert executor.launches == 1
+    assert steps["variant"].tolist() == [*first, *later, *later]
+    assert steps["rows"][:13].tolist() == [4, 4, 3, 1, 1, 1, 2, 4, 4, 1, 1, 1, 1]
+
+
 # ---- Muse Spark ------------------------------------------------------------------------------
 def test_muse_spark_equals_the_oracle() -> None:
     test_muse_spark.test_logits_are_within_a_fiftieth_of_the_oracle()
@@ -114,6 +140,13 @@ MUSE_VARIANTS: dict[str, dict[str, Any]] = {
         "edges": "payload",
     },
     "dynamic experts": TWO | {"policy": CLAIMED, "workers": 3},
+    "step sizes, dynamic experts, payload": {
+        "workers": 3,
+        "team_warps": 16,
+        "policy": CLAIMED,
+        "edges": "payload",
+        "step_rows": (1, 4),
+    },
     "ready": TWO | {"policy": "ready"},
     "mixed": TWO | {"policy": test_muse_spark.MIXED},
 }

@@ -28,8 +28,9 @@ MIXED = {"q": "claim", "kv": "claim", "attention": "ready", "gate_up": "ready"}
 def load(
     graph: Graph, *, edges: str = "counter", policy: Any = "static", **target: Any
 ) -> Executor:
-    options = target.pop("options", Options())
-    made = plan(graph, replace(device_target(), **target), policy=policy, edges=edges)
+    options, sizes = target.pop("options", Options()), target.pop("step_rows", None)
+    device = replace(device_target(), **target)
+    made = plan(graph, device, policy=policy, edges=edges, rows=sizes)
     made.check()
     return cuda.load(made, graph, options)
 
@@ -132,6 +133,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "team of 1 ready": {"team_warps": 1, "policy": "ready"},
     "team of 1, 7 workers mixed": {"team_warps": 1, "workers": 7, "policy": MIXED},
     "team of 1 payload": {"team_warps": 1, "edges": "payload"},
+    "step sizes": {"step_rows": (2, 16)},
+    "step sizes mixed payload": {"step_rows": (1, 4, 16), "policy": MIXED, "edges": "payload"},
     "prefill by one row": {"options": Options(prefill_rows=1)},
     "prefill by 5 rows claim": {"options": Options(prefill_rows=5), "policy": "claim"},
     "steps from just below 2^32": {"options": Options(first_step=2**32 - 9)},

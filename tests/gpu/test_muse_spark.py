@@ -33,8 +33,9 @@ MIXED = {"qg": "claim", "attention": "ready", "expert_up": "claim", "expert_down
 
 def load(*, edges: str = "counter", policy: Any = "static", **target: Any) -> Executor:
     options, rows = target.pop("options", Options()), target.pop("rows", 16)
-    graph = tiny_muse(rows=rows)
-    made = plan(graph, replace(device_target(), **target), policy=policy, edges=edges)
+    graph, sizes = tiny_muse(rows=rows), target.pop("step_rows", None)
+    device = replace(device_target(), **target)
+    made = plan(graph, device, policy=policy, edges=edges, rows=sizes)
     made.check()
     return cuda.load(made, graph, options)
 
@@ -112,6 +113,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "team of 1": {"team_warps": 1},
     "team of 1, dynamic experts": {"team_warps": 1, "policy": CLAIMED},
     "team of 1, 7 workers payload": {"team_warps": 1, "workers": 7, "edges": "payload"},
+    "step sizes, dynamic experts": {
+        "step_rows": (2, 16),
+        "policy": CLAIMED,
+        "edges": "payload",
+    },
     "prefill by one row": {"options": Options(prefill_rows=1)},
     "prefill by 5 rows": {"options": Options(prefill_rows=5), "policy": "claim"},
     "steps from just below 2^32": {"options": Options(first_step=2**32 - 9), "policy": CLAIMED},

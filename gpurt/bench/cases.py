@@ -16,6 +16,7 @@ from gpurt.bench.machine import Machine
 from gpurt.bench.traffic import step_bytes
 from gpurt.graphs.llama import LlamaConfig
 from gpurt.graphs.qwen3_moe import Qwen3MoeConfig
+from gpurt.serving import DEFAULT_ROWS
 
 EAGER, COMPILED = "torch eager, CUDA graph", "torch.compile, CUDA graph"
 _TORCH = {EAGER: peers.torch_eager, COMPILED: peers.torch_compiled}
@@ -262,10 +263,13 @@ def _first_tokens() -> list[Case]:
         def make(small: bool) -> Workload:
             config = models.small_model(shapes.LLAMA_8B) if small else shapes.LLAMA_8B
             prompt, context = (24, 64) if small else (count, -(-(count + 1) // 1024) * 1024)
-            build = cache(lambda: models.model_graph(config, rows=16, context=context))
+            # As many rows as the device takes, beside the step that decodes.
+            rows = DEFAULT_ROWS["cuda"]
+            sizes = {"step_rows": (16, rows)} if rows > 16 else {}
             return Workload(
-                graph=build,
+                graph=cache(lambda: models.model_graph(config, rows=rows, context=context)),
                 bytes_moved=lambda: 0,
+                settings=sizes,
                 step={"position": prompt, "tokens": 1, "context": context},
                 config=config,
             )

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.bench import made_up
-from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.body import Arg, Body, Target, Tile
 from gpurt.buffer import Buffer
 from gpurt.graph import Graph, Operator
 from gpurt.graphs.ops.combine import combine
 from gpurt.graphs.ops.expert_matvec import expert_matvec
 from gpurt.graphs.ops.matvec import matvec
-from gpurt.graphs.ops.route import RoutesLayout, route, route_reference
+from gpurt.graphs.ops.route import RoutesLayout, route
 
 
 def chain(layers: int, k: int, rows: int = 1, *, dependent: bool = True) -> Graph:
@@ -50,40 +50,37 @@ def experts_alone(
 ) -> Graph:
     """The experts of a layer, layer after layer, in nvfp4: up, down, weighted sum with its norm.
 
-    routed: a router in front of every layer decides on the device; else routes are given, another
-    draw for every layer.
+    routed: a router in front of every layer decides on the device, once its x is there; else all
+    layers' scores are given, and their routes decided before the first layer.
     """
     graph = Graph("experts", rows=rows)
     x = graph.input("x", [rows, width], "f32")
     layout = RoutesLayout(rows, experts, top_k)
     gain = graph.weight("gain", [width], "f32", np.ones(width, np.float32))
+    known: list[Buffer] = []
+    for layer in range(0 if routed else layers):
+        with graph.at(f"layers[{layer}]", layer=layer):
+            scores = graph.state(
+                f"layers[{layer}].scores",
+                [rows, experts],
+                "f32",
+                source=drawn_scores(experts, top_k, rows, layer),
+            )
+            known.append(_route(graph, f"layers[{layer}]", scores, layout))
     for layer in range(layers):
         with graph.at(f"layers[{layer}]", layer=layer):
             at = f"layers[{layer}]"
-            if routed:
-                routes = _router(graph, at, x, layout)
-            else:
-                drawn = drawn_routes(layout, layer)
-                routes = graph.state(f"{at}.routes", [layout.words], "u32", source=drawn)
+            routes = _router(graph, at, x, layout) if routed else known[layer]
             x = _experts(graph, at, x, routes, gain, layout, inner, last=layer == layers - 1)
     made_up.share_matrices(graph)
     return graph
 
 
-def drawn_routes(layout: RoutesLayout, seed: int) -> NDArray[np.uint32]:
-    """The `routes` buffer of rows that choose their experts at random."""
-    graph = Graph("draw", rows=layout.rows)
-    logits = graph.input("logits", [layout.rows, layout.experts], "f32")
-    routes = graph.output("routes", [layout.words], "u32")
-    op = route(graph, logits, routes, top_k=layout.top_k)
-    words = np.zeros(layout.words, np.uint32)
-    numbers = np.full((layout.rows, layout.experts), -1, np.float32)
-    chosen = drawn_choice(layout.experts, layout.top_k, layout.rows, seed)
-    np.put_along_axis(numbers, chosen, 1, axis=1)
-    index = np.arange(layout.rows, dtype=np.uint32)
-    step = StepRows(index, np.zeros_like(index), index, index)
-    route_reference(op, {"logits": numbers, "routes": words}, step)
-    return words
+def drawn_scores(experts: int, top_k: int, rows: int, seed: int) -> NDArray[np.float32]:
+    """Logits with which rows choose the experts of `drawn_choice`."""
+    scores = np.full((rows, experts), -1, np.float32)
+    np.put_along_axis(scores, drawn_choice(experts, top_k, rows, seed), np.float32(1), axis=1)
+    return scores
 
 
 def drawn_choice(experts: int, top_k: int, rows: int, seed: int) -> NDArray[np.int64]:
@@ -97,8 +94,12 @@ def _router(graph: Graph, at: str, x: Buffer, layout: RoutesLayout) -> Buffer:
     w = graph.weight(f"{at}.router.w", [layout.experts, x.shape[-1]], "f32", _pending)
     logits = graph.activation(f"{at}.logits", [layout.rows, layout.experts], "f32")
     matvec(graph, x, w, logits, exact=True, name="router")
+    return _route(graph, at, logits, layout)
+
+
+def _route(graph: Graph, at: str, scores: Buffer, layout: RoutesLayout) -> Buffer:
     routes = graph.activation(f"{at}.routes", [layout.words], "u32")
-    route(graph, logits, routes, top_k=layout.top_k)
+    route(graph, scores, routes, top_k=layout.top_k)
     return routes
 
 

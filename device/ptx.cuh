@@ -235,5 +235,17 @@ GPURT_FN f32 f32_from_f16(u16 bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
   return v;
 }
+// Two floats to a pair of e4m3, round to nearest even; beyond 448 it is 448, NaN stays NaN.
+GPURT_FN u16 pack_e4m3x2(f32 low, f32 high) {
+  u16 v;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low));
+  return v;
+}
+// Exact: every e4m3 is a half.
+GPURT_FN u32 f16x2_from_e4m3x2(u16 bits) {
+  u32 v;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(v) : "h"(bits));
+  return v;
+}
 
 }  // namespace gpurt

@@ -32,6 +32,7 @@ enum DTypeCode : u32 {
   kQ41 = 6,
   kQ80 = 7,
   kNvfp4 = 8,  // the second-level scale is an argument of its own
+  kE4m3 = 9,   // a cache's keys and values
 };
 
 // ---- plan ------------------------------------------------------------------------------------

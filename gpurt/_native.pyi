@@ -46,6 +46,11 @@ def simd_level() -> str:
 def dlpack_view(source: object) -> NDArray[Any]:
     """A numpy view of a CPU tensor; bf16 as uint16 bit patterns."""
 
+def pack_nvfp4_units(
+    byte_table: int, scale_table: int, blocks: int, rows: int, count: int, units: int
+) -> None:
+    """device/bodies/expert_units.hpp; all but the counts are addresses."""
+
 def clock_ns() -> int: ...
 def wait_output(output_address: int, seen_count: int, timeout_s: float) -> tuple[int, int]: ...
 def load_acquire_u32(address: int) -> int: ...

@@ -54,9 +54,9 @@ q8_0 = DType("q8_0", 32, 34, np.dtype(np.uint8))  # GGUF: f16 scale, 32 int8 cod
 # 16 e2m1 codes, the even element in the low nibble, then their e4m3 scale; a second-level scale is
 # a buffer of its own
 nvfp4 = DType("nvfp4", 16, 9, np.dtype(np.uint8))
-DTYPES = {d.name: d for d in (f32, f16, bf16, i32, u32, u8, q4_1, q8_0, nvfp4)}
-# Only in checkpoints, as the scales of nvfp4: no body reads it, so no buffer has it.
+# The scales of nvfp4 in checkpoints; of buffers, only caches of keys and values.
 e4m3 = DType("e4m3", 1, 1, np.dtype(np.uint8))
+DTYPES = {d.name: d for d in (f32, f16, bf16, i32, u32, u8, q4_1, q8_0, nvfp4, e4m3)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,6 +56,9 @@ Rows = Annotated[str | None, typer.Option(help="Rows of a step, or of each step 
 Context = Annotated[int | None, typer.Option(help="Positions of one sequence.")]
 Draft = Annotated[str, typer.Option(help="Who proposes tokens ahead: none, or ngram.")]
 Ranks = Annotated[int, typer.Option("--tp", help="Ranks that share the model, one a device.")]
+KvDtype = Annotated[
+    str | None, typer.Option(help="Keys and values: f32, f16, bf16 or fp8; host f32, cuda bf16.")
+]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default 256.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="0 is off.")]
@@ -99,6 +102,7 @@ def run(
     context: Context = None,
     draft: Draft = "none",
     tp: Ranks = 1,
+    kv_dtype: KvDtype = None,
     trace: TraceFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -115,7 +119,7 @@ def run(
         stop_ids = session.model.stop_ids
         sampling = Sampling(budget, temperature, top_k, top_p, seed, stop_ids, ignore_eos)
         sampling.check(session.model.config.vocab)
-        session.prepare(context, len(ids) + budget, draft)
+        session.prepare(context, len(ids) + budget, draft, kv_dtype)
         request = session.runtime.submit(
             session.graph,
             ids,
@@ -155,6 +159,7 @@ def chat(
     context: Context = None,
     draft: Draft = "none",
     tp: Ranks = 1,
+    kv_dtype: KvDtype = None,
     trace: TraceFile = None,
     history: Annotated[
         bool, typer.Option(help="Keep typed lines in ~/.local/state/gpurt/chat_history.")
@@ -174,7 +179,7 @@ def chat(
         encode_chat(session.model, [])
         settings = Settings(max_tokens, temperature, top_k, top_p, seed)
         settings.check(session.model.config.vocab)
-        session.prepare(context, 0, draft)
+        session.prepare(context, 0, draft, kv_dtype)
         parts = session.runtime, session.model, session.graph, terminal.screen(), settings
         talk = Chat(*parts, system=system, stops=stop or [])
         if terminal.is_terminal():
@@ -196,6 +201,7 @@ def plan(
     rows: Rows = None,
     context: Context = None,
     draft: Draft = "none",
+    kv_dtype: KvDtype = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan file here.")] = None,
 ) -> None:
     """Print a model's plan for a device, present or not."""
@@ -210,8 +216,14 @@ def plan(
     chosen, kind_of_edges = check_policy(parse_policy(policy)), check_edges(edges)
     with ProgressBars() as bars:
         loaded = load_model(model, bars)
-        most = most_rows(sizes)
-        graph = model_graph(loaded, target.kind, rows=most, context=context, draft=draft)
+        graph = model_graph(
+            loaded,
+            target.kind,
+            rows=most_rows(sizes),
+            context=context,
+            draft=draft,
+            kv_dtype=kv_dtype,
+        )
         made = plan_with(graph, target, name, chosen, kind_of_edges, bars, rows=sizes)
     if save is not None:
         made.save(save)
@@ -322,12 +334,22 @@ class _Session:
         for notice in self.model.notices:
             _note(notice)
 
-    def prepare(self, context: int | None, need: int, draft: str) -> None:
+    def prepare(
+        self, context: int | None, need: int, draft: str, kv_dtype: str | None = None
+    ) -> None:
         from gpurt.serving import model_graph, most_rows
 
         config = self.runtime.config
-        kind, bounds = config.target.kind, {"rows": most_rows(config.step_rows), "context": context}
-        self.graph = model_graph(self.model, kind, **bounds, need=need, draft=draft, tp=self.tp)
+        self.graph = model_graph(
+            self.model,
+            config.target.kind,
+            rows=most_rows(config.step_rows),
+            context=context,
+            need=need,
+            draft=draft,
+            kv_dtype=kv_dtype,
+            tp=self.tp,
+        )
         with self._bars:
             self.runtime.prepare(self.graph, progress=self._bars)
 

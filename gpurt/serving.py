@@ -66,12 +66,14 @@ def model_graph(
     need: int = 0,
     draft: str = "none",
     tp: int = 1,
+    kv_dtype: str | None = None,
 ) -> Graph:
     """The graph of a model for "host" or "cuda"; of several ranks their group's, gpurt/ranks.py.
 
     rows None: as DEFAULT_ROWS says. context None: 2048, or as much as `need` positions ask for,
-    within the model's own bound. draft: the drafter, by name. tp: ranks.
-    Raises: BoundError naming both numbers, GraphError for the drafter and for ranks that the model
+    within the model's own bound. draft: the drafter, by name. tp: ranks. kv_dtype None: bf16 on
+    cuda, f32 on the host.
+    Raises: BoundError naming both numbers, GraphError for the drafter, the kv_dtype and for ranks that the model
     cannot have.
     """
     bound = model.config.context
@@ -92,7 +94,7 @@ def model_graph(
             context=context,
             # The tensor cores take bf16; the host reads blocks as they are stored.
             weight_dtype="bf16" if kind == "cuda" else None,
-            kv_dtype="bf16" if kind == "cuda" else "f32",
+            kv_dtype=kv_dtype or ("bf16" if kind == "cuda" else "f32"),
             draft=draft,
             **({"tp_size": tp, "tp_rank": rank} if tp > 1 else {}),
         )

@@ -52,6 +52,7 @@ class DTypeCode(IntEnum):
     Q4_1 = 6
     Q8_0 = 7
     NVFP4 = 8
+    E4M3 = 9
 
 
 DTYPE_CODES = {
@@ -64,6 +65,7 @@ DTYPE_CODES = {
     "q4_1": DTypeCode.Q4_1,
     "q8_0": DTypeCode.Q8_0,
     "nvfp4": DTypeCode.NVFP4,
+    "e4m3": DTypeCode.E4M3,
 }
 
 

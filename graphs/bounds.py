@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 2048
 _DTYPES = ("f32", "f16", "bf16")
+# What a cache of keys and values may be, and the dtype of its buffers.
+KV_DTYPES = {"f32": "f32", "f16": "f16", "bf16": "bf16", "fp8": "e4m3"}
 
 
 def empty_graph(
@@ -35,9 +37,13 @@ def empty_graph(
     if not 1 <= bound <= config.context:
         msg = f"context is {bound}, the model was made for {config.context} positions"
         raise BoundError(f"{msg} - at {where} - use 1 to {config.context}")
-    for what, name in (("kv_dtype", kv_dtype), ("weight_dtype", weight_dtype or "f32")):
-        if name not in _DTYPES:
-            raise GraphError(f"{what} is {name!r} - at {where} - use f32, f16 or bf16")
+    for what, name, known in (
+        ("kv_dtype", kv_dtype, tuple(KV_DTYPES)),
+        ("weight_dtype", weight_dtype or "f32", _DTYPES),
+    ):
+        if name not in known:
+            msg = f"{what} is {name!r} - at {where} - use {', '.join(known[:-1])} or {known[-1]}"
+            raise GraphError(msg)
     return Graph(
         config.architecture,
         rows=rows,

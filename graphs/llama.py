@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from gpurt.buffer import DTYPES, Buffer, f32
 from gpurt.errors import GraphError
 from gpurt.graph import Graph
-from gpurt.graphs.bounds import empty_graph
+from gpurt.graphs.bounds import KV_DTYPES, empty_graph
 from gpurt.graphs.collectives import all_gather, all_reduce
 from gpurt.graphs.drafters import add_drafter
 from gpurt.graphs.ops.attention import attention
@@ -131,10 +131,10 @@ def build(
     """The Graph of one step.
 
     rows: tokens one step can carry. slots: sequences one step can mix. context: positions of one
-    sequence; default: the model's, at most 2048. kv_dtype: f32, bf16 or f16. weight_dtype: f32,
-    f16 or bf16 for all matrices; default: as stored. draft: none, or ngram, which proposes up to
-    `proposals` tokens a step. tp_size, tp_rank: one rank's share. parts: shares of one rank alone.
-    Weights are read when the plan is loaded.
+    sequence; default: the model's, at most 2048. kv_dtype: f32, f16, bf16, or fp8: e4m3 without
+    scales. weight_dtype: f32, f16 or bf16 for all matrices; default: as stored. draft: none, or
+    ngram, which proposes up to `proposals` tokens a step. tp_size, tp_rank: one rank's share.
+    parts: shares of one rank alone. Weights are read when the plan is loaded.
     Raises: BoundError if context exceeds the model's; GraphError for an unknown dtype or drafter,
     or if the model has no tp_size or parts equal shares.
     """
@@ -304,8 +304,8 @@ class LlamaBuilder:
             graph,
             q,
             kv,
-            graph.state(f"{at}.k_cache", cache, self.kv_dtype),
-            graph.state(f"{at}.v_cache", cache, self.kv_dtype),
+            graph.state(f"{at}.k_cache", cache, KV_DTYPES[self.kv_dtype]),
+            graph.state(f"{at}.v_cache", cache, KV_DTYPES[self.kv_dtype]),
             self.page_table,
             self.rope,
             out,

@@ -34,7 +34,7 @@ from gpurt.buffer import DTYPES, Buffer, DType, Region, f32, nvfp4
 from gpurt.errors import GraphError
 from gpurt.graph import Graph
 from gpurt.graphs import weights as read
-from gpurt.graphs.bounds import empty_graph
+from gpurt.graphs.bounds import KV_DTYPES, empty_graph
 from gpurt.graphs.collectives import all_gather, all_reduce
 from gpurt.graphs.drafters import add_drafter
 from gpurt.graphs.ops.attention import attention, ring_pages
@@ -303,8 +303,8 @@ class _Builder:
             graph,
             qg,
             kv,
-            graph.state(f"{at}.k_cache", cache, self.kv_dtype),
-            graph.state(f"{at}.v_cache", cache, self.kv_dtype),
+            graph.state(f"{at}.k_cache", cache, KV_DTYPES[self.kv_dtype]),
+            graph.state(f"{at}.v_cache", cache, KV_DTYPES[self.kv_dtype]),
             pages,
             self.ropes.get(config.thetas[layer]),
             out,

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "bodies/expert_units.hpp"
 #include "bodies/registry.hpp"
 #include "dlpack.hpp"
 #include "host_executor.hpp"
@@ -117,6 +118,11 @@ std::vector<std::string> body_names() {
   return names;
 }
 
+void pack_nvfp4_units(u64 byte_table, u64 scale_table, u64 blocks, u64 rows, u64 count, u64 units) {
+  const host::Nvfp4Tables tables{at<const u32>(byte_table), at<const u8>(scale_table)};
+  host::pack_nvfp4_units(tables, at<const u8>(blocks), rows, count, at<u8>(units));
+}
+
 void bind_atomics(py::module_& m) {
   m.def("load_acquire_u32", [](u64 p) { return load_acquire_system(at<const u32>(p)); });
   m.def("load_acquire_u64", [](u64 p) { return load_acquire_system(at<const u64>(p)); });
@@ -139,6 +145,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("body_names", &gpurt::body_names);
   m.def("simd_level", [] { return gpurt::host::simd_name(gpurt::host::simd_level()); });
   m.def("dlpack_view", &gpurt::dlpack_view);
+  m.def("pack_nvfp4_units", &gpurt::pack_nvfp4_units, py::call_guard<py::gil_scoped_release>());
   m.def("clock_ns", [] { return gpurt::clock_ns(); });
   m.def("wait_output", &gpurt::wait_output, py::call_guard<py::gil_scoped_release>());
   py::class_<gpurt::Parking, std::shared_ptr<gpurt::Parking>>(m, "Parking").def(py::init<>());

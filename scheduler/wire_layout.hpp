@@ -98,7 +98,8 @@ inline pybind11::dict wire_layout() {
   X(kWaitsPerTask) X(kSignalsPerTask) X(kAddrsPerTask) X(kParamsPerTask) X(kStopIdsPerRequest) \
   X(kProposalsPerSlot) X(kVariantsPerPlan) X(kTurnCount) X(kCounterStride) X(kRanksMax) \
   X(kRankCounter) X(kSpanCountStride) X(kSpansUnpublished) X(kNoSample) \
-  X(kF32) X(kF16) X(kBf16) X(kI32) X(kU32) X(kU8) X(kQ41) X(kQ80) X(kNvfp4) X(kTaskAdvance) \
+  X(kF32) X(kF16) X(kBf16) X(kI32) X(kU32) X(kU8) X(kQ41) X(kQ80) X(kNvfp4) X(kE4m3) \
+  X(kTaskAdvance) \
   X(kTaskPayloadIn) \
   X(kTaskPayloadOut) X(kTaskRearm) X(kTaskDecides) X(kTaskExpertStream) X(kTaskWakes) X(kOnlyWait) \
   X(kPublishedPerDecision) \

@@ -10,6 +10,7 @@
 // not on rows, on the context's capacity, or on what lies beyond.
 #pragma once
 #include "context.hpp"
+#include "e4m3.hpp"
 #include "rows.hpp"
 #include "simd.hpp"
 #include "workspace.hpp"

@@ -251,6 +251,9 @@ GPURT_SIMD_FN void attention_run(const AttentionTask& task, const BodyContext& c
     case kF16:
       attend_rows<F16>(task, context, row, head);
       break;
+    case kE4m3:
+      attend_rows<E4m3>(task, context, row, head);
+      break;
     default:
       attend_rows<Bf16>(task, context, row, head);
   }

@@ -1,5 +1,5 @@
-// Eight consecutive elements of a row, as a lane reads and writes them: f32, f16 or bf16 in memory,
-// float32 in registers; and activations, which may be payload.
+// Eight consecutive elements of a row, as a lane reads and writes them: f32, f16, bf16 or e4m3 in
+// memory, float32 in registers; and activations, which may be payload.
 #pragma once
 #include "../payload.cuh"
 #include "context.cuh"
@@ -16,7 +16,7 @@ GPURT_FN f32 bf16_high(u32 pair) {
 // How a cache of this DTypeCode lies in memory. `at` counts elements from `base`.
 template <u32 CODE>
 struct Elements {
-  static_assert(CODE == kF16 || CODE == kBf16, "f32 has a specialisation");
+  static_assert(CODE == kF16 || CODE == kBf16, "others have specialisations");
   using Eight = uint4;
 
   // Zeros if not `valid`: nothing is read then.
@@ -60,6 +60,27 @@ struct Elements<kF32> {
     float4* to = reinterpret_cast<float4*>(base + at * 4);
     to[0] = make_float4(x[0], x[1], x[2], x[3]);
     to[1] = make_float4(x[4], x[5], x[6], x[7]);
+  }
+};
+
+template <>
+struct Elements<kE4m3> {
+  using Eight = uint2;
+  GPURT_FN static Eight read8(u64 base, u64 at, bool valid) {
+    return valid ? *reinterpret_cast<const uint2*>(base + at) : make_uint2(0, 0);
+  }
+  GPURT_FN static void unpack8(const Eight& eight, f32 (&x)[8]) {
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      const u32 pair = f16x2_from_e4m3x2(u16((i < 2 ? eight.x : eight.y) >> i % 2 * 16));
+      x[2 * i] = f32_from_f16(u16(pair));
+      x[2 * i + 1] = f32_from_f16(u16(pair >> 16));
+    }
+  }
+  GPURT_FN static void store8(u64 base, u64 at, const f32 (&x)[8]) {
+    const u32 low = u32{pack_e4m3x2(x[0], x[1])} | u32{pack_e4m3x2(x[2], x[3])} << 16;
+    const u32 high = u32{pack_e4m3x2(x[4], x[5])} | u32{pack_e4m3x2(x[6], x[7])} << 16;
+    *reinterpret_cast<uint2*>(base + at) = make_uint2(low, high);
   }
 };
 

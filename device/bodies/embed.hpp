@@ -41,7 +41,7 @@ inline void embed_q8_0(const u8* row, u32 count, f32* x) {
 
 inline void embed_nvfp4(const u8* row, u32 count, f32* x) {
   for (u32 b = 0; b < count / kNvfp4Block; ++b, row += kNvfp4Bytes, x += kNvfp4Block) {
-    const f32 scale = kE4m3[row[kNvfp4Codes]];
+    const f32 scale = kE4m3Values[row[kNvfp4Codes]];
     for (u32 i = 0; i < kNvfp4Block; ++i) x[i] = kE2m1[row[i / 2] >> (i % 2 * 4) & 15] * scale;
   }
 }

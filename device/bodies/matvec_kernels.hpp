@@ -107,7 +107,7 @@ struct Nvfp4Kernel {
         Vf weights[NR];
         for (int j = 0; j < NR; ++j) {
           const u8* const at = block + static_cast<u64>(j) * w_stride;
-          weights[j] = mul(load_e2m1(at + i / 2), splat(kE4m3[at[kNvfp4Codes]]));
+          weights[j] = mul(load_e2m1(at + i / 2), splat(kE4m3Values[at[kNvfp4Codes]]));
         }
         for (int r = 0; r < R; ++r) {
           const Vf v = load(x0 + static_cast<u64>(r) * x.x_stride);

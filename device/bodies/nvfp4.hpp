@@ -4,9 +4,7 @@
 //
 // Owns: load_e2m1, the floats of kLanes codes from kLanes / 2 bytes, at every SIMD level.
 #pragma once
-#include <array>
-
-#include "simd.hpp"
+#include "e4m3.hpp"
 
 namespace gpurt::host {
 
@@ -18,23 +16,6 @@ constexpr u32 kNvfp4Bytes = 9;
 alignas(64) inline constexpr f32 kE2m1[16] = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,
                                               4.0F,  6.0F,  -0.0F, -0.5F, -1.0F, -1.5F,
                                               -2.0F, -3.0F, -4.0F, -6.0F};
-
-/// A sign, four bits of exponent (bias 7), three of mantissa; no infinity, NaN at both ends.
-constexpr f32 e4m3_value(u32 code) {
-  const u32 exponent = code >> 3 & 15U;
-  const u32 mantissa = code & 7U;
-  const f32 magnitude = (code & 127U) == 127U ? std::bit_cast<f32>(0x7fc00000U)
-                        : exponent == 0
-                            ? static_cast<f32>(mantissa) * 0x1p-9F
-                            : std::bit_cast<f32>((exponent + 120) << 23 | mantissa << 20);
-  return code < 128 ? magnitude : -magnitude;
-}
-
-inline constexpr std::array<f32, 256> kE4m3 = [] {
-  std::array<f32, 256> values{};
-  for (u32 code = 0; code < 256; ++code) values[code] = e4m3_value(code);
-  return values;
-}();
 
 namespace portable {
 inline Vf load_e2m1(const u8* codes) {

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
-from gpurt.graphs.ops.dtypes import dtype_code
+from gpurt.graphs.ops.dtypes import dtype_code, to_float32, to_storage
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def attention(
     out_eps: float = 0.0,
     name: str = "attention",
 ) -> Operator:
-    """Add the attention of a step's rows. k_cache and v_cache share a dtype: f32, f16 or bf16.
+    """Add the attention of a step's rows. k_cache and v_cache share a dtype: f32, f16, bf16 or
+    e4m3, which has no scale: what is beyond 448 becomes 448.
 
     q, out: [rows, heads*D] f32. The module docstring has the other shapes. scale: default D**-0.5.
     rope: None to rotate nothing. Raises: GraphError if a ring of pages is shorter than its window
@@ -167,8 +168,9 @@ def attention_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: 
         seen = np.arange(first, position + 1)
         pages = table[slot, seen // page % table.shape[1]].astype(np.int64)
         where = int(pages[-1]), position % page
-        k_cache[where[0], :, where[1]] = k_KD
-        v_cache[where[0], :, where[1]] = v_KD
+        dtype = op.args["k_cache"].buffer.dtype
+        k_cache[where[0], :, where[1]] = to_float32(to_storage(k_KD, dtype), dtype)
+        v_cache[where[0], :, where[1]] = to_float32(to_storage(v_KD, dtype), dtype)
         k_KPD = np.asarray(k_cache[pages, :, seen % page], np.float32).transpose(1, 0, 2)
         v_KPD = np.asarray(v_cache[pages, :, seen % page], np.float32).transpose(1, 0, 2)
         q_KGD = q_HD.reshape(kv_heads, heads // kv_heads, head_dim)

@@ -24,6 +24,7 @@ _CODES = {
     "q4_1": 6,
     "q8_0": 7,
     "nvfp4": 8,
+    "e4m3": 9,
 }
 # e2m1: a sign, two exponent bits, one bit of mantissa
 _E2M1_MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
@@ -78,6 +79,17 @@ def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
+def to_e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Float32 rounded to e4m3: to nearest, ties to even; beyond 448 it is 448; NaN stays NaN."""
+    magnitude = np.abs(values.astype(np.float32))
+    # Codes ascend with what they stand for, so a value lies between two neighbours.
+    upper = np.clip(np.searchsorted(_E4M3[:127], magnitude), 1, 126)
+    middle = (_E4M3[upper - 1] + _E4M3[upper]) / 2
+    up = (magnitude > middle) | ((magnitude == middle) & (upper % 2 == 0))
+    code = np.where(np.isnan(values), 127, np.where(up, upper, upper - 1))
+    return (code | np.where(np.signbit(values), 128, 0)).astype(np.uint8)
+
+
 def to_storage(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
     """Float32 values in the storage of an unblocked float dtype. Raises: GraphError otherwise."""
     if dtype.name == "f32":
@@ -86,8 +98,10 @@ def to_storage(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
         return np.ascontiguousarray(values.astype(np.float16))
     if dtype.name == "bf16":
         return to_bf16(values)
+    if dtype.name == "e4m3":
+        return to_e4m3(values)
     msg = f"gpurt does not quantise to {dtype.name}"
-    raise GraphError(f"{msg} - at dtype {dtype.name} - convert to f32, f16 or bf16")
+    raise GraphError(f"{msg} - at dtype {dtype.name} - convert to f32, f16, bf16 or e4m3")
 
 
 def _e4m3_table() -> NDArray[np.float32]:

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurt import _native
 from gpurt.body import STAGE_BYTES
 from gpurt.buffer import DType
 from gpurt.errors import PlanError
@@ -119,41 +120,29 @@ def nvfp4_units(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """
     rows, count = blocks.shape[:2]
     chunks = -(-count * LANE_COLUMNS // CHUNK)
-    tiles, lanes = rows // ROW_TILE, CHUNK // LANE_COLUMNS
-    words = np.zeros((rows, chunks * lanes, 2), np.uint32)
-    scales = np.zeros((rows, chunks * lanes), np.uint8)
-    words[:, :count] = np.ascontiguousarray(blocks[..., :8]).view(np.uint32)
-    scales[:, :count] = blocks[..., 8]
-    negative, zero = scales >= 128, scales & 127 == 0
-    if negative.any():
-        words[negative] ^= np.uint32(0x88888888)
-    if zero.any():
-        words[zero] &= np.uint32(0x88888888)
-    low, high = _code_places()
-    placed = low[words & 0xFFFF] | high[words >> 16]
-    units = np.empty((chunks, tiles, NVFP4_UNIT_BYTES), np.uint8)
-    # [row tile, high, g, chunk, c]
-    by_lane = _scale_codes()[scales].reshape(tiles, 2, 8, chunks, lanes)
-    part = by_lane.transpose(3, 0, 2, 4, 1).reshape(chunks, tiles, -1)
-    units[..., :NVFP4_SCALE_BYTES] = part
-    by_word = placed.reshape(tiles, 2, 8, chunks, lanes, 2).transpose(3, 0, 2, 4, 1, 5)
-    part = np.ascontiguousarray(by_word).reshape(chunks, tiles, -1).view(np.uint8)
-    units[..., NVFP4_SCALE_BYTES:] = part
-    return units.reshape(-1)
+    units = np.empty(rows // ROW_TILE * chunks * NVFP4_UNIT_BYTES, np.uint8)
+    stored = np.ascontiguousarray(blocks)
+    _native.pack_nvfp4_units(
+        _byte_places().ctypes.data,
+        _scale_codes().ctypes.data,
+        stored.ctypes.data,
+        rows,
+        count,
+        units.ctypes.data,
+    )
+    return units
 
 
 @cache
-def _code_places() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """What the low and the high half of a word of codes become."""
-    halves = np.arange(1 << 16, dtype=np.uint32)
-    tables = []
-    for first in (0, 4):
-        placed = np.zeros(1 << 16, np.uint32)
-        for code in range(4):
-            for bit, place in enumerate(_PLACES[(first + code) // 2][code % 2]):
-                placed |= (halves >> (4 * code + bit) & 1) << np.uint32(place)
-        tables.append(placed)
-    return tables[0], tables[1]
+def _byte_places() -> NDArray[np.uint32]:
+    """[4, 256]: what a byte of two codes becomes, by its place in a word."""
+    code_pairs = np.arange(256, dtype=np.uint32)
+    placed = np.zeros((4, 256), np.uint32)
+    for place, pair in enumerate(_PLACES):
+        for code, bits in enumerate(pair):
+            for bit, to in enumerate(bits):
+                placed[place] |= (code_pairs >> (4 * code + bit) & 1) << np.uint32(to)
+    return placed
 
 
 @cache

@@ -125,6 +125,33 @@ inline f32 f32_from_f16(u16 bits) {
   std::memcpy(&value, &bits, 2);
   return static_cast<f32>(value);
 }
+inline u32 e4m3_of_f32(f32 x) {
+  const u32 bits = __float_as_uint(x), magnitude = bits & 0x7FFFFFFFU;
+  u32 code = 0x7F;
+  if (magnitude < 0x3C800000U) {
+    code = static_cast<u32>(__builtin_rintf(__uint_as_float(magnitude) * 512.0F));
+  } else if (magnitude <= 0x7F800000U) {
+    code = (magnitude - 0x3C000000U + 0x7FFFF + (magnitude >> 20 & 1)) >> 20;
+    if (code > 0x7E) code = 0x7E;
+  }
+  return (bits >> 24 & 0x80) | code;
+}
+inline u16 pack_e4m3x2(f32 low, f32 high) {
+  return static_cast<u16>(e4m3_of_f32(low) | e4m3_of_f32(high) << 8);
+}
+inline u32 f16x2_from_e4m3x2(u16 bits) {
+  u32 pair = 0;
+  for (u32 i = 0; i < 2; ++i) {
+    const u32 code = bits >> 8 * i & 0x7F;
+    const f32 exact = code == 0x7F ? __builtin_nanf("")
+                      : code < 8   ? static_cast<f32>(code) / 512.0F
+                                   : __builtin_ldexpf(8.0F + static_cast<f32>(code & 7),
+                                                      static_cast<int>(code >> 3) - 10);
+    const f32 value = (bits >> 8 * i & 0x80) != 0 ? -exact : exact;
+    pair |= (pack_f16x2(value, 0.0F) & 0xFFFF) << 16 * i;
+  }
+  return pair;
+}
 inline f32 ex2_approx_ftz(f32 x) {
   return exp2f(x);
 }

@@ -37,6 +37,7 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("test_expert_matvec", "test_slots_that_no_expert_took_do_nothing", ()),
     ("test_matvec_f32", "test_bits_do_not_depend_on_rows_or_team", ((13, 192),)),
     ("test_attention_extras", "test_attention_equals_its_reference", (extras.CASES[0], "f32")),
+    ("test_attention_extras", "test_attention_equals_its_reference", (extras.CASES[0], "e4m3")),
 ]
 
 

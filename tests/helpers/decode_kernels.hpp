@@ -4,7 +4,7 @@ namespace gpurt::host::GPURT_SIMD_LEVEL {
 /// The 16 floats of one block.
 GPURT_SIMD_FN void decode_block(const u8* block, f32* to) {
   for (u32 i = 0; i < kNvfp4Block; i += kLanes) {
-    store(to + i, mul(load_e2m1(block + i / 2), splat(kE4m3[block[kNvfp4Codes]])));
+    store(to + i, mul(load_e2m1(block + i / 2), splat(kE4m3Values[block[kNvfp4Codes]])));
   }
 }
 

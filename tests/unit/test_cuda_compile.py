@@ -16,6 +16,7 @@ from gpurt.buffer import f32
 from gpurt.errors import CacheWarning, DeviceError, GraphError
 from gpurt.executors import cuda_compile
 from gpurt.executors.cuda_compile import (
+    GENERATED,
     Compiled,
     KernelCode,
     attention_shape,
@@ -70,6 +71,16 @@ def test_every_body_compiles_within_its_registers_and_without_spills_where_hot(
         cold = [r for r in code.compiled.resources if f"call_bodyINS_{len(name)}{name}" in r.name]
         assert cold, name
         assert all(r.spill_store_bytes == 0 for r in cold), cold
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_attention_over_an_8_bit_cache_compiles_without_spills(arch: str) -> None:
+    generated = {GENERATED: one_task.header("attention", "attention_of<64, 8, 9, true>", 16)}
+    made = compile_source(one_task.RUNNER, arch, headers=generated, name="runner.cu")
+    parts = [r for r in made.resources if "attention_of" in r.name]
+    assert parts, [r.name for r in made.resources]
+    assert all(r.spill_store_bytes == 0 for r in parts), parts
 
 
 def test_the_ring_takes_what_shared_memory_leaves() -> None:

@@ -73,8 +73,8 @@ def model_graph(
     rows None: as DEFAULT_ROWS says. context None: 2048, or as much as `need` positions ask for,
     within the model's own bound. draft: the drafter, by name. tp: ranks. kv_dtype None: bf16 on
     cuda, f32 on the host.
-    Raises: BoundError naming both numbers, GraphError for the drafter, the kv_dtype and for ranks that the model
-    cannot have.
+    Raises: BoundError naming both numbers, GraphError for the drafter, the kv_dtype and for ranks
+    that the model cannot have.
     """
     bound = model.config.context
     if tp > 1 and model.config.architecture not in SPLIT:

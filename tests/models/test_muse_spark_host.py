@@ -138,6 +138,17 @@ def test_bits_do_not_depend_on_rows_per_step(rows, models, wanted):
     assert_same_bits(run(parts_of(model), [PROMPT], rows=rows), wanted)
 
 
+@pytest.mark.parametrize("policy", ["ready", DYNAMIC], ids=str)
+def test_tokens_do_not_depend_on_step_sizes(policy, models):
+    """Rings of pages, experts by steps of other slots, and sequences that come and go."""
+    model, _ = models("plain")
+    prompts = [PROMPT[:5], PROMPT[5:38], PROMPT[3:4], PROMPT[10:30]]
+    seen, _ = run(parts_of(model), prompts, slots=3, step_rows=(2, 5, 16), policy=policy)
+    for prompt, tokens in zip(prompts, seen, strict=True):
+        (alone,), _ = run(parts_of(model), [prompt])
+        assert tokens == alone
+
+
 @pytest.mark.parametrize("policy", ["static", DYNAMIC], ids=str)
 def test_prefill_and_decode_in_one_step_equal_each_alone(policy, models):
     model, _ = models("plain")

@@ -30,7 +30,7 @@ def muse_cases() -> list[Case]:
                 step={"steps": STEPS, "rows": rows, **size},
             )
 
-        known = "decided on the device, router included" if routed else "known before the step"
+        known = "by a router before each layer" if routed else "decided before the first layer"
         return Case(
             name=name,
             measures=f"NVFP4 experts of a Muse Spark TP8 rank alone, 16 rows, routing {known}",

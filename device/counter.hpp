@@ -10,8 +10,7 @@
 //
 // A rank counter (kRankCounter in its index) is how all ranks signal each other. Every rank has a
 // word of it for every rank, in its symmetric memory; rank r adds to word r on all ranks, at system
-// scope, and a wait is for all words of the own rank. One word for all would not do: a fast rank's
-// signals of the next round would stand for those that a slow one still owes.
+// scope, and a wait is for all words of the own rank. So whoever gives up can say who is late.
 #pragma once
 #include "atomics.hpp"
 #include "task_record.hpp"

@@ -95,6 +95,12 @@ def build_sim() -> Path:
     return compile_and_link("sim", SIM_FLAGS, sources, WRAPPED)
 
 
+def build_ranks() -> Path:
+    """The simulator of several ranks."""
+    sources = [[f] for f in [*FRAMEWORK, "instrumentation.cpp"]]
+    return compile_and_link("ranks", SIM_FLAGS, [*sources, ["ranks.cpp", *INSTRUMENTED]], WRAPPED)
+
+
 def build_threads() -> Path:
     """The host executor on real threads, under ThreadSanitizer."""
     # -Wno-tsan: it knows no fences, and only the end protocol uses one, between two atomic words.

@@ -15,3 +15,8 @@ def litmus_program() -> Path:
 @pytest.fixture(scope="session")
 def sim_program() -> Path:
     return build.build_sim()
+
+
+@pytest.fixture(scope="session")
+def ranks_program() -> Path:
+    return build.build_ranks()

@@ -25,9 +25,12 @@ def bench(
     workers: Annotated[int | None, typer.Option(help="Threads of the host cases.")] = None,
     policy: Annotated[str | None, typer.Option(help="In place of every case's own.")] = None,
     edges: Annotated[str | None, typer.Option(help="In place of every case's own.")] = None,
+    peers: Annotated[bool, typer.Option(help="Measure them too.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="The JSON line only.")] = False,
 ) -> None:
     """Measure this machine: ours beside the floor and the peers. The last line is JSON."""
+    from dataclasses import replace
+
     from rich.console import Console
 
     from gpurt.bench.cases import find
@@ -36,6 +39,8 @@ def bench(
     from gpurt.progress import ProgressBars
 
     chosen = find(case or [])
+    if not peers:
+        chosen = [replace(one, peers={}) for one in chosen]
     if list_cases:
         width = max(len(c.name) for c in chosen)
         for one in chosen:
@@ -50,9 +55,8 @@ def bench(
             bars,
             lambda line: typer.echo(line, err=True),
             _settings(policy, edges),
+            None if out is None else lambda record: append_records(out, [record]),
         )
-    if out is not None and report.records:
-        append_records(out, report.records)
     if not as_json:
         console = Console()
         console = console if console.is_terminal else Console(width=PIPE_COLUMNS)

@@ -46,17 +46,20 @@ def run_cases(
     progress: Progress,
     tell: Callable[[str], None],
     settings: dict[str, Any] | None = None,
+    keep: Callable[[Record], None] | None = None,
 ) -> Report:
     """Measure every case that can run here. openers: how a kind of device is opened, once.
 
     tell: called with one line a case that did not run, as it happens. settings: of the Runtime, for
-    every case. Ctrl-C ends the case that runs; what was measured is kept.
+    every case. keep: called with each record as soon as it is there, so that a process that is
+    killed loses no more than the case that runs. Ctrl-C ends that case and the run.
     """
     report = Report()
     machines: dict[str, Machine | str] = {}
     try:
         for case in cases:
-            _run_one(case, openers, machines, report, progress, tell, settings)
+            if _run_one(case, openers, machines, report, progress, tell, settings) and keep:
+                keep(report.records[-1])
     except KeyboardInterrupt:
         report.interrupted = True
         tell(f"interrupted: {len(report.records)} of {len(cases)} cases were measured")
@@ -126,7 +129,8 @@ def _run_one(
     progress: Progress,
     tell: Callable[[str], None],
     settings: dict[str, Any] | None,
-) -> None:
+) -> bool:
+    """Whether it was measured."""
     try:
         machine = _machine(case, openers, machines)
         report.machines[case.kind] = machine.as_dict()
@@ -137,6 +141,9 @@ def _run_one(
     except GpurtError as error:
         report.failed[case.name] = str(error)
         tell(f"{case.name}: FAILED: {error}")
+    else:
+        return True
+    return False
 
 
 def _machine(case: Case, openers: dict[str, Opener], machines: dict[str, Machine | str]) -> Machine:

@@ -194,7 +194,7 @@ def test_one_kernel_with_every_choice_of_the_full_shapes_compiles() -> None:
     heads = set(re.findall(r"attention_of<([^>]*)>", code.header))
     assert heads == {"64, 3, 2", "64, 4, 2", "64, 8, 2, true", "128, 4, 2", "128, 8, 2"}
     assert {"route", "expert_matvec", "collect", "publish", "rearm"} <= set(code.bodies)
-    assert code.compiled.function("hot_loopILj0E").spill_store_bytes == 0
+    assert 0 < code.compiled.function("gpurt_persistent").registers <= 96
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from gpurt.bench import cases
 from gpurt.bench.case import Case, Record, Workload, measure_case, ratio
 from gpurt.bench.machine import Machine, UnavailableError, commit, read_bandwidth
 from gpurt.bench.report import append_records, read_records, run_cases, table
@@ -140,8 +141,11 @@ def test_an_interrupted_run_keeps_what_was_measured() -> None:
     calls: list[str] = []
     first, second = fake_case([], [4, 4, 4]), fake_case(calls, [KeyboardInterrupt()])
     told: list[str] = []
-    report = run_cases([first, second, first], {"host": lambda: MACHINE}, quiet, told.append)
+    kept: list[Record] = []
+    openers = {"host": lambda: MACHINE}
+    report = run_cases([first, second, first], openers, quiet, told.append, keep=kept.append)
     assert (len(report.records), report.interrupted) == (1, True)
+    assert kept == report.records
     assert told == ["interrupted: 1 of 3 cases were measured"]
     assert calls[-1] == "ours closed"
 
@@ -211,6 +215,25 @@ def test_a_case_that_cannot_run_is_no_failure_and_the_last_line_is_json(
     last = json.loads(captured.out.splitlines()[-1])
     assert (last["results"], list(last["skipped"])) == ([], ["draft-slice"])
     assert not out.exists(), "nothing was measured"
+
+
+def test_a_host_case_is_written_as_soon_as_it_is_measured(
+    capsys: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    out = tmp_path / "out.json"
+    found = cases.find(["smollm2-host"])[0]
+    workload = found.make(True)
+    small = replace(found, make=lambda _: workload, rounds=1)
+    monkeypatch.setattr("gpurt.bench.cases.all_cases", lambda: [small])
+    monkeypatch.setattr("gpurt.bench.machine.read_bandwidth", lambda _: 1e9)
+    assert main(["bench", "--out", str(out), "--no-peers", "--workers", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (written,) = read_records(out)
+    assert json.loads(lines[-1])["results"] == [written]
+    assert (written["case"], written["peers"], written["unit"]) == ("smollm2-host", {}, "tok/s")
+    assert written["ours"] > 0
+    assert written["floor"] > 0
+    assert lines[1].startswith("smollm2-host")
 
 
 def test_a_results_file_of_another_kind_is_refused_before_anything_runs(

@@ -59,6 +59,9 @@ Ranks = Annotated[int, typer.Option("--tp", help="Ranks that share the model, on
 KvDtype = Annotated[
     str | None, typer.Option(help="Keys and values: f32, f16, bf16 or fp8; host f32, cuda bf16.")
 ]
+CachePacked = Annotated[
+    Path | None, typer.Option(help="Keep packed weights in this folder, for the next load.")
+]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default 256.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="0 is off.")]
@@ -103,6 +106,7 @@ def run(
     draft: Draft = "none",
     tp: Ranks = 1,
     kv_dtype: KvDtype = None,
+    cache_packed: CachePacked = None,
     trace: TraceFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,7 +123,7 @@ def run(
         stop_ids = session.model.stop_ids
         sampling = Sampling(budget, temperature, top_k, top_p, seed, stop_ids, ignore_eos)
         sampling.check(session.model.config.vocab)
-        session.prepare(context, len(ids) + budget, draft, kv_dtype)
+        session.prepare(context, len(ids) + budget, draft, kv_dtype, cache_packed)
         request = session.runtime.submit(
             session.graph,
             ids,
@@ -160,6 +164,7 @@ def chat(
     draft: Draft = "none",
     tp: Ranks = 1,
     kv_dtype: KvDtype = None,
+    cache_packed: CachePacked = None,
     trace: TraceFile = None,
     history: Annotated[
         bool, typer.Option(help="Keep typed lines in ~/.local/state/gpurt/chat_history.")
@@ -179,7 +184,7 @@ def chat(
         encode_chat(session.model, [])
         settings = Settings(max_tokens, temperature, top_k, top_p, seed)
         settings.check(session.model.config.vocab)
-        session.prepare(context, 0, draft, kv_dtype)
+        session.prepare(context, 0, draft, kv_dtype, cache_packed)
         parts = session.runtime, session.model, session.graph, terminal.screen(), settings
         talk = Chat(*parts, system=system, stops=stop or [])
         if terminal.is_terminal():
@@ -335,7 +340,12 @@ class _Session:
             _note(notice)
 
     def prepare(
-        self, context: int | None, need: int, draft: str, kv_dtype: str | None = None
+        self,
+        context: int | None,
+        need: int,
+        draft: str,
+        kv_dtype: str | None = None,
+        cache_packed: Path | None = None,
     ) -> None:
         from gpurt.serving import model_graph, most_rows
 
@@ -349,6 +359,7 @@ class _Session:
             draft=draft,
             kv_dtype=kv_dtype,
             tp=self.tp,
+            cache_packed=cache_packed,
         )
         with self._bars:
             self.runtime.prepare(self.graph, progress=self._bars)

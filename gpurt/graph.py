@@ -10,12 +10,15 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpurt.body import Body, Param
 from gpurt.buffer import DTYPES, Buffer, DType, Region, Role, u32
 from gpurt.errors import GraphError
 from gpurt.wire import PROPOSALS_PER_SLOT, RANKS_MAX
+
+if TYPE_CHECKING:
+    from gpurt.executors.packed_cache import PackedCache
 
 Operand = Buffer | Region
 T = TypeVar("T")
@@ -74,6 +77,7 @@ class Graph:
             msg = f"rank {rank} of {rank_count} - at {name}"
             raise GraphError(f"{msg} - ranks count from 0, and a group has at most {RANKS_MAX}")
         self.rank, self.rank_count = rank, rank_count
+        self.packed: PackedCache | None = None  # where its packed weights are kept between loads
         self.group: tuple[Graph, ...] = (self,)  # the graphs of all ranks, once they are grouped
         self.buffers: list[Buffer] = []
         self.operators: list[Operator] = []

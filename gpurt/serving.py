@@ -67,12 +67,13 @@ def model_graph(
     draft: str = "none",
     tp: int = 1,
     kv_dtype: str | None = None,
+    cache_packed: Path | None = None,
 ) -> Graph:
     """The graph of a model for "host" or "cuda"; of several ranks their group's, gpurt/ranks.py.
 
     rows None: as DEFAULT_ROWS says. context None: 2048, or as much as `need` positions ask for,
     within the model's own bound. draft: the drafter, by name. tp: ranks. kv_dtype None: bf16 on
-    cuda, f32 on the host.
+    cuda, f32 on the host. cache_packed: a folder that keeps the packed weights for the next load.
     Raises: BoundError naming both numbers, GraphError for the drafter, the kv_dtype and for ranks
     that the model cannot have.
     """
@@ -86,6 +87,7 @@ def model_graph(
     if rows is not None and rows < 1:
         raise BoundError(f"rows is {rows} - at --rows - use 1 or more")
     builder = importlib.import_module(f"gpurt.graphs.{BUILDERS[model.config.architecture]}")
+    weight_dtype = "bf16" if kind == "cuda" else None
     graphs: list[Graph] = [
         builder.build(
             model.config,
@@ -93,13 +95,19 @@ def model_graph(
             rows=DEFAULT_ROWS[kind] if rows is None else rows,
             context=context,
             # The tensor cores take bf16; the host reads blocks as they are stored.
-            weight_dtype="bf16" if kind == "cuda" else None,
+            weight_dtype=weight_dtype,
             kv_dtype=kv_dtype or ("bf16" if kind == "cuda" else "f32"),
             draft=draft,
             **({"tp_size": tp, "tp_rank": rank} if tp > 1 else {}),
         )
         for rank in range(tp)
     ]
+    if cache_packed is not None:
+        from gpurt.executors.packed_cache import PackedCache, checkpoint_identity
+
+        for rank, graph in enumerate(graphs):
+            settings = {"rank": rank, "ranks": tp, "weight_dtype": weight_dtype}
+            graph.packed = PackedCache(cache_packed, checkpoint_identity(model.path, **settings))
     return group(graphs)
 
 

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from gpurt.arrays import as_array
 from gpurt.buffer import DTYPES, Buffer
 from gpurt.errors import GpurtError, GraphError
-from gpurt.plan import PlanBuffer
+from gpurt.executors.packed_cache import PackedFile
+from gpurt.graph import Graph
+from gpurt.plan import Plan, PlanBuffer
 
 
 def source_array(buffer: Buffer) -> NDArray[Any] | None:
@@ -48,28 +50,59 @@ def packed_array(planned: PlanBuffer, array: NDArray[Any]) -> NDArray[np.uint8]:
     return pack(planned.packing, array, planned.shape, DTYPES[planned.dtype])
 
 
+def contents_of(plan: Plan, graph: Graph) -> PackedContents:
+    """The content of all buffers of a plan that begin with one, from the graph's cache if it has
+    one.
+    """
+    sources = {buffer.name: buffer for buffer in graph.buffers}
+    filled = [b for b in plan.buffers if b.memory != "step" and (b.source or b.name) in sources]
+    weights = [b for b in filled if b.memory == "weight"]
+    file = None if graph.packed is None else graph.packed.open(plan, weights)
+    return PackedContents(filled, sources, file)
+
+
 class PackedContents:
     """The packed content of a plan's buffers, one after another. Buffers that share one source and
     one packing are read and packed once, and their bytes kept until the last of them was taken.
+    With a file of packed weights, weights that a function makes come from it, or go into it.
     """
 
-    def __init__(self, planned: Sequence[PlanBuffer], sources: Mapping[str, Buffer]) -> None:
+    def __init__(
+        self,
+        planned: Sequence[PlanBuffer],
+        sources: Mapping[str, Buffer],
+        file: PackedFile | None = None,
+    ) -> None:
         """planned: what will be taken. sources: the graph's buffers by name."""
-        self._sources = sources
+        self._sources, self._file = sources, file
+        self.mapped: set[str] = set()  # taken from the file, where they lie
         self._left = Counter(self._key(p) for p in planned)
         self._kept: dict[tuple[int, str, int], NDArray[np.uint8]] = {}
 
     def take(self, planned: PlanBuffer) -> NDArray[np.uint8] | None:
         """The bytes of one buffer; None without a source. Raises: as `source_array`."""
+        buffer = self._sources[planned.source or planned.name]
+        file = self._file if planned.memory == "weight" and callable(buffer.source) else None
+        found = file.take(planned.name) if file is not None else None
+        if found is not None:
+            self.mapped.add(planned.name)
+            return found
         key = self._key(planned)
         self._left[key] -= 1
         data = self._kept.pop(key, None)
         if data is None:
-            array = source_array(self._sources[planned.source or planned.name])
+            array = source_array(buffer)
             data = None if array is None else packed_array(planned, array)
         if data is not None and self._left[key] > 0:
             self._kept[key] = data
+        if data is not None and file is not None:
+            file.put(planned.name, data)
         return data
+
+    def close(self) -> None:
+        """All was taken."""
+        if self._file is not None:
+            self._file.close()
 
     def _key(self, planned: PlanBuffer) -> tuple[int, str, int]:
         # A buffer without a source shares with nobody: None is one object.

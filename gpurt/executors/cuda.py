@@ -25,7 +25,7 @@ from gpurt.buffer import DTYPES
 from gpurt.errors import ClosedError, DeviceError, PlanError
 from gpurt.executors import program
 from gpurt.executors.base import Executor, HostView, Options, RawTrace, whole_spans
-from gpurt.executors.contents import PackedContents
+from gpurt.executors.contents import contents_of
 from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, compile_kernel
 from gpurt.executors.cuda_driver import STAGING_BYTES, Device, Kernel
 from gpurt.graph import Graph
@@ -305,7 +305,7 @@ class CudaExecutor:
         filled = [b for b in plan.buffers if sources[b.source or b.name].source is not None]
         total = sum(b.size_bytes for b in filled)
         done = 0
-        packed = PackedContents(filled, sources)
+        packed = contents_of(plan, graph)
         for planned in filled:
             progress("packing and uploading weights", done, total)
             data = packed.take(planned)
@@ -313,6 +313,7 @@ class CudaExecutor:
                 address = self._addresses[plan.buffer_index(planned.name)]
                 device.upload(address, data, self._staging, self._copies)
             done += planned.size_bytes
+        packed.close()
         progress("packing and uploading weights", total, total)
         constants = program.constants(plan, self._code.bodies, self._addresses)
         for name, array in constants.items():

@@ -24,7 +24,7 @@ from gpurt.buffer import DTYPES
 from gpurt.errors import ClosedError, ConfigError, DeviceError, PlanError
 from gpurt.executors import program
 from gpurt.executors.base import Executor, HostView, Options, RawTrace, whole_spans
-from gpurt.executors.contents import packed_array, source_array
+from gpurt.executors.contents import contents_of
 from gpurt.graph import Graph
 from gpurt.plan import Plan, PlanBuffer, PlanRegion, rank_counters
 from gpurt.progress import Progress
@@ -252,16 +252,19 @@ class _Memory:
         self._arenas["symmetric"] = symmetric
         self.bases = {memory: _address(arena) for memory, arena in self._arenas.items()}
         sources = {b.name: b for b in graph.buffers}
-        total = len(plan.buffers)
+        total, contents = len(plan.buffers), contents_of(plan, graph)
         for index, planned in enumerate(plan.buffers):
             buffer = sources.get(planned.source or planned.name)
             if buffer is not None and planned.memory != "step":
-                self._fill(index, planned, source_array(buffer), callable(buffer.source))
+                data = contents.take(planned)
+                made_for_us = callable(buffer.source) and planned.name not in contents.mapped
+                self._fill(index, planned, data, made_for_us)
             elif planned.memory == "weight":
                 msg = f"the graph has no weight {planned.name} - at {plan.name}"
                 raise PlanError(f"{msg} - use the graph that the plan was made of")
             if progress is not None:
                 progress("loading", index + 1, total)
+        contents.close()
 
     def bind_step(self, plan: Plan, step_state: NDArray[Any]) -> None:
         """Where the sampled tokens lie."""
@@ -306,11 +309,10 @@ class _Memory:
         return arena[planned.offset_bytes : planned.offset_bytes + planned.size_bytes]
 
     def _fill(
-        self, index: int, planned: PlanBuffer, source: NDArray[Any] | None, made_for_us: bool
+        self, index: int, planned: PlanBuffer, data: NDArray[np.uint8] | None, made_for_us: bool
     ) -> None:
-        if source is None:
+        if data is None:
             return
-        data = packed_array(planned, source)
         shareable = _address(data) % SHARED_ALIGN_BYTES == 0 and data.nbytes == planned.size_bytes
         if planned.memory == "weight" and not made_for_us and not planned.packing and shareable:
             self.arrays[index] = data

@@ -54,7 +54,7 @@ MEMORIES: tuple[Memory, ...] = (
     "symmetric",
     "step",
 )
-TWO_SETS: tuple[Memory, ...] = ("payload", "symmetric")  # which one is in use alternates by step
+TWO_SETS: tuple[Memory, ...] = ("payload", "symmetric")  # in use in turn, by rounds of a variant
 POLICIES: tuple[Policy, ...] = ("static", "claim", "ready")
 
 Bounds = tuple[tuple[int, int], ...]

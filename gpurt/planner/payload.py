@@ -1,8 +1,10 @@
 """Payload edges: buffers whose data is its own flag, and the tasks that re-arm them.
 
-    step s      writers fill set s & 1, readers poll it; `rearm` fills set (s+1) & 1 with sentinels
-    advance(s)  waits for all of that: the last readers of set (s+1) & 1 ended before step s opened,
-                and the fill is released before step s+1, whose writers come next
+    round r     writers fill set r & 1, readers poll it; `rearm` fills set (r+1) & 1 with sentinels
+    advance     waits for all of that: the last readers of set (r+1) & 1 ended in round r-1, and the
+                fill is released before round r+1, whose writers come next
+
+A round is a step of one variant; no other touches its payload buffers.
 
 So one release a step, through `advance`, orders all fills (device/DESIGN.md). A buffer may be
 a payload buffer when no element is written twice in a step and every body that touches it polls.

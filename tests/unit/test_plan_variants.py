@@ -22,6 +22,7 @@ from gpurt.planner import plan
 from tests.helpers.random_graphs import CUDA, POLLING, SPREAD
 from tests.helpers.tiny import CONFIG, tiny_folder
 from tests.unit.test_check_plan import edit, edit_counter, rejected
+from tests.unit.test_plan_random import without_wait
 
 HOST = Target("host", 3)
 POLICIES = ["static", "claim", "ready"]
@@ -190,6 +191,14 @@ def test_a_missing_wait_is_found_in_either_variant(graph, number):
             broken = edit(broken, producer, signals=signals)
         broken = edit_counter(broken, counter, producers=())
     rejected(broken, rf"^task {index} .* in no order with")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_task_that_its_advance_does_not_follow_is_found(graph, number):
+    made = plan(graph, HOST, policy="claim", rows=(2, 8))
+    last = made.step_variants()[number].end - 1
+    broken = without_wait(made, last, made.tasks[last].waits[0][0])
+    rejected(broken, r"^task \d+ .* does not precede advance")
 
 
 def test_a_read_of_what_only_the_other_variant_writes_is_found(made):

@@ -224,7 +224,10 @@ struct RequestRecord {
   u32 stop_count;
   u64 seed;
   u32 cancel;  // the host sets 1
-  u32 reserved[3];
+  // Its first `kept_tokens` are those of an earlier request; their K/V are used if a slot still has
+  // them. follows: 1 + that request's sequence, 0 if there is none. kept_tokens < prompt_tokens.
+  u32 kept_tokens;
+  u64 follows;
   u32 stop_ids[kStopIdsPerRequest];
 };
 static_assert(sizeof(RequestRecord) == 128);
@@ -239,7 +242,7 @@ struct RequestOutput {
   u64 end_ns;
   u64 first_step;  // number of its first and last step, for traces
   u64 last_step;
-  u64 reserved;
+  u64 kept_tokens;                  // prompt tokens whose K/V were there already
   u32 verify_steps;                 // decode steps with a drafter; stored when the request ends:
   u32 accepted[kProposalsPerSlot];  // [i]: how many of them committed their proposal i
 };
@@ -472,6 +475,8 @@ struct alignas(64) Program {
   u32 rank_count;  // 1: alone, or one of several in loop-back
   u32 rank_counter_count;
   u32 reserved1;
+  // u64[slot_count]: 1 + the sequence of the request whose K/V a slot holds; no launch resets it.
+  u64 slot_owners;
   Variant variants[kVariantsPerPlan];
 };
 static_assert(sizeof(Program) == 512);

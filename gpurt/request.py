@@ -63,7 +63,8 @@ class Stats:
     """Figures of one request, so far.
 
     time_to_first_token_ms: from submit to the first token, None before it. tokens_per_second: of
-    the tokens after the first. launches: kernel launches made for it, 0 or 1.
+    the tokens after the first. launches: kernel launches made for it, 0 or 1. cached_tokens: of the
+    prompt, those whose K/V an earlier request had left; known once the request is done.
 
     With a drafter, once the request is done: accepted_per_step: tokens committed by a step that
     verified, the target's own one included. accepted_by_position: in which share of these steps
@@ -77,6 +78,7 @@ class Stats:
     launches: int
     time_to_first_token_ms: float | None
     tokens_per_second: float | None
+    cached_tokens: int = 0
     accepted_per_step: float | None = None
     accepted_by_position: tuple[float, ...] | None = None
     draft_ms: float | None = None
@@ -112,10 +114,11 @@ class Request:
     """One submission. Made by `Runtime.submit`, never directly; keeps its Runtime alive."""
 
     def __init__(
-        self, session: Session, owner: object, prompt_tokens: int, sampling: Sampling
+        self, session: Session, owner: object, prompt: NDArray[np.uint32], sampling: Sampling
     ) -> None:
         self.sampling = sampling
-        self.prompt_tokens = prompt_tokens
+        self.prompt = prompt
+        self.prompt_tokens = len(prompt)
         # The rest is written by the session, under the session's lock.
         self.entry = -1
         self.sequence = -1
@@ -126,13 +129,14 @@ class Request:
         self.error: GpurtError | None = None
         self.outputs: dict[str, NDArray[Any]] = {}
         self.steps = 0
+        self.cached_tokens = 0
         self.first_step = 0
         self.last_step = 0
         self.verify_steps = 0  # decode steps with a drafter
         self.accepted: list[int] = []  # how many of them committed proposal 1, 2, ...
         self._draft_times: tuple[float | None, float | None] | None = None
         self.timing = Timing(submit_ns=time.monotonic_ns())
-        self._session = session
+        self.session = session
         self._owner = owner
 
     @property
@@ -147,7 +151,7 @@ class Request:
         """
         seen = 0
         while True:
-            self._session.wait_beyond(self, seen)
+            self.session.wait_beyond(self, seen)
             while seen < len(self.tokens):
                 yield self.tokens[seen]
                 seen += 1
@@ -157,7 +161,7 @@ class Request:
 
     def cancel(self) -> None:
         """Ask the device to end it; the tokens it made stay readable. No effect once it ended."""
-        self._session.cancel(self)
+        self.session.cancel(self)
 
     def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the end. Raises: FaultError, or TimeoutError (the request goes on)."""
@@ -167,9 +171,14 @@ class Request:
             if left <= 0:
                 msg = f"no end after {timeout_s:g} s - at request {self.sequence} - wait or cancel"
                 raise TimeoutError(msg)
-            self._session.wait_once(self, len(self.tokens), min(left, WAIT_SLICE_S))
+            self.session.wait_once(self, len(self.tokens), min(left, WAIT_SLICE_S))
         self._raise_error()
         return Result(list(self.tokens), str(self.finish_reason), dict(self.outputs))
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether the request has ended without an error: another one may go on after it."""
+        return self.done and self.error is None
 
     @property
     def stats(self) -> Stats:
@@ -191,6 +200,7 @@ class Request:
             launches=self.launches,
             time_to_first_token_ms=first_ms,
             tokens_per_second=self._rate(count),
+            cached_tokens=self.cached_tokens,
             accepted_per_step=None if shares is None else 1 + sum(shares),
             accepted_by_position=shares,
             draft_ms=draft_ms,
@@ -202,7 +212,7 @@ class Request:
 
         Raises: TraceError if tracing is off or a later launch took the rings, ClosedError.
         """
-        return self._session.trace_of(self)
+        return self.session.trace_of(self)
 
     # ---- helpers -----------------------------------------------------------------------------
     def _times(self) -> tuple[float | None, float | None]:

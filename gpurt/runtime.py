@@ -152,13 +152,17 @@ class Runtime:
         ignore_eos: bool = False,
         inputs: Mapping[str, Any] | None = None,
         steps: int = 1,
+        after: Request | None = None,
     ) -> Request:
         """Queue a request and return at once; prepares and launches what is not there yet.
 
         prompt: token ids, for a graph that makes tokens; max_tokens None: as many as the context
         holds. inputs: arrays, or anything with `__dlpack__`, for the graph's inputs; one left out
-        keeps its last content. steps: how often a graph without tokens runs. Submits of another
-        graph, and of a graph with inputs or outputs, wait for the requests before them.
+        keeps its last content. steps: how often a graph without tokens runs. after: a request of
+        this graph that has ended, whose text the prompt goes on from, as in a chat: tokens that
+        both begin with are not computed again if the device still has their K/V
+        (`stats.cached_tokens`); the text is the same either way. Submits of another graph, and of a
+        graph with inputs or outputs, wait for the requests before them.
         Raises: RequestError, BoundError, RingFullError, ClosedError, and what `prepare` raises.
         """
         ids: NDArray[np.uint32] = np.empty(0, np.uint32)
@@ -179,8 +183,8 @@ class Runtime:
             self.prepare(graph)
             session = self._activate(graph)
             _check_written(session, arrays)
-            request = Request(session, self, len(ids), sampling)
-            session.submit(request, ids, arrays)
+            request = Request(session, self, ids, sampling)
+            session.submit(request, arrays, after)
         self._watchdog.wake()
         return request
 

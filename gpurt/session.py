@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 
 from gpurt.arrays import from_storage
 from gpurt.config import DEBUG_LEVELS
-from gpurt.errors import ClosedError, FaultError, GpurtError, RingFullError, TraceError
+from gpurt.errors import (
+    ClosedError,
+    FaultError,
+    GpurtError,
+    RequestError,
+    RingFullError,
+    TraceError,
+)
 from gpurt.executors.base import settled_state
 from gpurt.faults import describe_faults
 from gpurt.request import WAIT_SLICE_S, Request
@@ -74,6 +81,8 @@ class Session:
         self._view: HostView = executor.host
         self._occupants: list[Request | None] = [None] * len(self._view.requests)
         self._next_sequence = int(self._view.control["submit_tail"])
+        # Whether some layer's K/V lie in a ring, so that old positions are overwritten.
+        self._rolls = any(op.params.get("window") for op in graph.operators)
         self._readers = 0
         self._refusing = False
         self._closed = False
@@ -98,9 +107,13 @@ class Session:
 
     # ---- submit --------------------------------------------------------------------------
     def submit(
-        self, request: Request, prompt: NDArray[np.uint32], inputs: dict[str, NDArray[Any]]
+        self, request: Request, inputs: dict[str, NDArray[Any]], after: Request | None = None
     ) -> None:
-        """Queue it, and launch if nothing runs. Raises: RingFullError, ClosedError, DeviceError."""
+        """Queue it, and launch if nothing runs. after: what it goes on from, see Runtime.submit.
+
+        Raises: RequestError, RingFullError, ClosedError, DeviceError.
+        """
+        kept = self._kept_tokens(request, after)
         if self.is_serial:
             self.wait_idle()
         with self.lock:
@@ -116,7 +129,10 @@ class Session:
                 msg = f"{count} requests are queued and the oldest is unfinished"
                 hint = "read or cancel some, or raise queue_capacity"
                 raise RingFullError(f"{msg} - at Runtime.submit - {hint}")
-            self._fill(request, sequence, entry, prompt)
+            self._fill(request, sequence, entry)
+            if after is not None and kept:
+                record = self._view.requests[entry : entry + 1]
+                record["kept_tokens"], record["follows"] = kept, after.sequence + 1
             self._occupants[entry] = request
             self._next_sequence = sequence + 1
             self._heartbeat = (int(self._view.control["heartbeat"]), time.monotonic())
@@ -279,12 +295,31 @@ class Session:
         if self._closed or self._refusing:
             raise ClosedError("the Runtime was closed - at Runtime - make another one")
 
-    def _fill(
-        self, request: Request, sequence: int, entry: int, prompt: NDArray[np.uint32]
-    ) -> None:
+    def _kept_tokens(self, request: Request, after: Request | None) -> int:
+        """Of the prompt, how many tokens have K/V in the slot of `after`, if it is still its slot.
+
+        They are what both begin with. The last token of `after` was never fed; the last one of the
+        prompt must be. A window's ring keeps what the last position needs, and no other.
+        """
+        if after is None:
+            return 0
+        is_ours = after.session is self
+        if not is_ours or not after.done:
+            what = "is unfinished" if is_ours else "ran another graph"
+            msg = f"`after` is request {after.sequence}, which {what}"
+            raise RequestError(f"{msg} - at submit - pass a request of this graph that has ended")
+        if after.error is not None or not after.tokens:
+            return 0
+        fed = np.concatenate([after.prompt, np.array(after.tokens[:-1], np.uint32)])
+        size = min(len(fed), len(request.prompt) - 1)
+        differs = np.flatnonzero(fed[:size] != request.prompt[:size])
+        kept = int(differs[0]) if len(differs) else size
+        return kept if not self._rolls or kept == len(fed) else 0
+
+    def _fill(self, request: Request, sequence: int, entry: int) -> None:
         """Write the record. The kernel does not look at it before the tail is published."""
         request.sequence, request.entry = sequence, entry
-        sampling = request.sampling
+        sampling, prompt = request.sampling, request.prompt
         record = self._view.requests[entry : entry + 1]
         self._view.outputs[entry : entry + 1] = np.zeros(1, self._view.outputs.dtype)
         record[:] = np.zeros(1, record.dtype)
@@ -327,6 +362,7 @@ class Session:
         request.steps = int(output["steps"])
         request.first_step = int(output["first_step"])
         request.last_step = int(output["last_step"])
+        request.cached_tokens = int(output["kept_tokens"])
         request.verify_steps = int(output["verify_steps"])
         request.accepted = output["accepted"][: self.graph.proposal_limit].tolist()
         if error is None and reason == "steps":

@@ -262,7 +262,8 @@ REQUEST_RECORD = _struct(
     ("stop_count", "u4"),
     ("seed", "u8"),
     ("cancel", "u4"),
-    ("reserved", "u4", 3),
+    ("kept_tokens", "u4"),
+    ("follows", "u8"),
     ("stop_ids", "u4", STOP_IDS_PER_REQUEST),
 )
 
@@ -276,7 +277,7 @@ REQUEST_OUTPUT = _struct(
     ("end_ns", "u8"),
     ("first_step", "u8"),
     ("last_step", "u8"),
-    ("reserved", "u8"),
+    ("kept_tokens", "u8"),
     ("verify_steps", "u4"),
     ("accepted", "u4", PROPOSALS_PER_SLOT),
 )
@@ -407,6 +408,7 @@ PROGRAM = _struct(
     *((n, "u4") for n in _PROGRAM_U32.split()),
     *((n, "u8") for n in ["decisions", "absents", "symmetric", "peers", "rank_counters"]),
     *((n, "u4") for n in ["rank", "rank_count", "rank_counter_count", "reserved1"]),
+    ("slot_owners", "u8"),
     ("variants", VARIANT, VARIANTS_PER_PLAN),
 )
 

@@ -124,9 +124,10 @@ GPURT_FN void harvest_slot(const Program& program, SlotState& slot, u64 step,
   slot.active = 0;
 }
 
-GPURT_FN void fill_slot_state(SlotState& slot, const RequestRecord& request, u32 entry) {
+GPURT_FN void fill_slot_state(SlotState& slot, const RequestRecord& request, u32 entry,
+                              u32 position) {
   slot.entry = entry;
-  slot.position = 0;
+  slot.position = position;
   slot.prompt_tokens = request.prompt_tokens;
   slot.produced = 0;
   slot.max_tokens = request.max_tokens;
@@ -145,6 +146,32 @@ GPURT_FN void fill_slot_state(SlotState& slot, const RequestRecord& request, u32
   slot.active = 1;
 }
 
+// A free slot, of `count`: the one that still holds the K/V which the request goes on from, else
+// the first; `count` if there is none.
+GPURT_FN u32 choose_slot(const Program& program, const RequestRecord& request, u32 count) {
+  const SlotState* slots = at<const SlotState>(program.slots);
+  const u64* owners = at<const u64>(program.slot_owners);
+  u32 first = count;
+  for (u32 i = count; i-- != 0;) {
+    if (slots[i].active != 0) continue;
+    if (request.follows != 0 && owners[i] == request.follows) return i;
+    first = i;
+  }
+  return first;
+}
+
+// The request has the slot from now on. Where the slot's K/V are those that it goes on from, it
+// begins behind the tokens that both share.
+GPURT_FN void take_slot(const Program& program, u32 index, const RequestRecord& request,
+                        u32 entry) {
+  u64& owner = at<u64>(program.slot_owners)[index];
+  const bool goes_on = request.follows != 0 && owner == request.follows;
+  const u32 kept = goes_on ? request.kept_tokens : 0;
+  owner = request.sequence + 1;
+  request_output(program, entry)->kept_tokens = kept;
+  fill_slot_state(at<SlotState>(program.slots)[index], request, entry, kept);
+}
+
 // Queued requests -> free slots, oldest first. A plain graph runs one request at a time: its inputs
 // are buffers that all rows share.
 GPURT_FN void admit(const Program& program, u64 next_step, u64 now_ns) {
@@ -153,23 +180,19 @@ GPURT_FN void admit(const Program& program, u64 next_step, u64 now_ns) {
   const u64 tail = load_acquire(&control->mirror_submit_tail);
   u64 head = control->submit_head;
   if (head >= tail) return;
-  SlotState* slots = at<SlotState>(program.slots);
   const u32 slot_count = program.vocab_size == 0 ? 1 : program.slot_count;
-  for (u32 i = 0; i < slot_count && head < tail;) {
-    if (slots[i].active != 0) {
-      ++i;
-      continue;
-    }
+  for (; head < tail; ++head) {
     const u32 entry = static_cast<u32>(head % program.queue_capacity);
-    ++head;
+    const RequestRecord* request = request_record(program, entry);
+    const u32 slot = choose_slot(program, *request, slot_count);
+    if (slot == slot_count) break;
     RequestOutput* output = request_output(program, entry);
     output->begin_ns = now_ns;
     output->first_step = next_step;
-    const RequestRecord* request = request_record(program, entry);
     if (load_acquire_system(&request->cancel) != 0) {
       finish_request(program, entry, kFinishCancelled, next_step, 0, now_ns);
     } else {
-      fill_slot_state(slots[i], *request, entry);
+      take_slot(program, slot, *request, entry);
     }
   }
   control->submit_head = head;

@@ -34,10 +34,11 @@ namespace gpurt {
   X(step) X(rows) X(sample_count) X(phase) X(variant) X(round) X(rows_capacity) X(reserved)
 #define GPURT_FIELDS_RequestRecord(X) \
   X(sequence) X(kind) X(flags) X(prompt_tokens) X(max_tokens) X(temperature) X(top_k) \
-  X(top_p) X(stop_count) X(seed) X(cancel) X(reserved) X(stop_ids)
+  X(top_p) X(stop_count) X(seed) X(cancel) X(kept_tokens) X(follows) \
+  X(stop_ids)
 #define GPURT_FIELDS_RequestOutput(X) \
   X(token_count) X(finish_reason) X(steps) X(begin_ns) X(first_token_ns) X(end_ns) \
-  X(first_step) X(last_step) X(reserved) X(verify_steps) X(accepted)
+  X(first_step) X(last_step) X(kept_tokens) X(verify_steps) X(accepted)
 #define GPURT_FIELDS_Proposals(X) X(count) X(tokens)
 #define GPURT_FIELDS_SlotState(X) \
   X(active) X(entry) X(position) X(prompt_tokens) X(produced) X(max_tokens) \
@@ -68,7 +69,7 @@ namespace gpurt {
   X(context_capacity) X(span_capacity) X(summary_capacity) X(sample_period) \
   X(vocab_size) X(prefill_rows) X(team_warps) X(variant_count) X(reserved) X(decisions) X(absents) \
   X(symmetric) X(peers) X(rank_counters) X(rank) X(rank_count) X(rank_counter_count) \
-  X(reserved1) X(variants)
+  X(reserved1) X(slot_owners) X(variants)
 
 #define GPURT_STRUCTS(X) \
   X(Wait) X(TaskRecord) X(Segment) X(Variant) X(CounterInfo) X(Cursor) X(Published) X(Absent) \

@@ -173,6 +173,7 @@ class Chat:
             top_p=settings.top_p,
             seed=settings.seed,
             stop_ids=self._model.stop_ids,
+            after=self._last if self._last is not None and self._last.ended_well else None,
         )
 
     # ---- commands ------------------------------------------------------------------------

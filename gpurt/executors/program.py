@@ -59,6 +59,7 @@ def zeroed(plan: Plan, options: Options) -> dict[str, Section]:
         "held_tickets": Section((workers * len(plan.segments),), word, "device"),
         "step_state": Section((wire.step_state_bytes(plan.rows),), byte, "device"),
         "slots": Section((plan.slots,), wire.SLOT_STATE, "device"),
+        "slot_owners": Section((plan.slots,), word, "device"),
         "device_control": Section((), wire.DEVICE_CONTROL, "device"),
         "symmetric": Section((symmetric_layout(plan, options).size_bytes,), byte, "device"),
         "peers": Section((options.rank_count,), word, "device"),

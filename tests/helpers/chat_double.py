@@ -65,6 +65,8 @@ class FakeRequest:
         self.cancelled = threading.Event()
         self.stats = Stats(3, len(text), len(text), 0, 1.5, 42.0)
 
+    ended_well = True
+
     def __iter__(self):
         yield from self.tokens
         if self.during is not None:

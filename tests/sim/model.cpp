@@ -384,6 +384,7 @@ void Model::lay_out_state() {
   p.step_state =
       address_of(array<u8>("step_state", sizeof(StepState) + p.rows_capacity * row_bytes));
   p.slots = address_of(array<SlotState>("slots", p.slot_count));
+  p.slot_owners = address_of(array<u64>("slot_owners", p.slot_count));
   p.device_control = address_of(array<DeviceControl>("device_control", 1));
   p.host_control = address_of(array<HostControl>("host_control", 1));
   p.requests = address_of(array<RequestRecord>("requests", p.queue_capacity));

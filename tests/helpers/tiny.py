@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurt.loaders import WeightSource
 from gpurt.loaders.hf import config_from_json
 
 CONFIG = {
@@ -60,3 +62,32 @@ def write_safetensors(
     text += b" " * (-len(text) % 8)
     body = b"".join(np.ascontiguousarray(a).tobytes() for a in (kept | tensors).values())
     path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+def write_sharded(folder: Path, weights: Mapping[str, WeightSource], shard_bytes: int) -> None:
+    """A folder of safetensors shards with an index, written tensor by tensor as they are stored."""
+    stored = {"f32": "F32", "bf16": "BF16", "u8": "U8", "e4m3": "F8_E4M3"}
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, source in weights.items():
+        if size and size + source.size_bytes > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += source.size_bytes
+    places = {}
+    for number, names in enumerate(shards):
+        header, offset = {}, 0
+        for name in names:
+            source = weights[name]
+            end = offset + source.size_bytes
+            entry = {"dtype": stored[source.dtype.name], "shape": list(source.shape)}
+            header[name] = entry | {"data_offsets": [offset, end]}
+            offset, places[name] = end, f"model-{number:05}.safetensors"
+        text = json.dumps(header).encode()
+        with (folder / f"model-{number:05}.safetensors").open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in names:
+                file.write(np.ascontiguousarray(weights[name].load()).tobytes())
+    index = {"weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))

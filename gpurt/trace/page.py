@@ -172,6 +172,7 @@ def _columns(trace: Trace) -> dict[str, NDArray[Any]]:
         "step_length": steps["end_ns"] - steps["begin_ns"],
         "step_rows": steps["rows"],
         "step_phase": steps["phase"],
+        "step_limit": _step_limits(trace, steps),
     }
     rows: dict[str, Rows] = {
         "waits": trace.waits,
@@ -196,6 +197,14 @@ def _steps_on_the_clock_of_spans(trace: Trace) -> NDArray[Any]:
         ended, began = int(end_ns(spans).max()), int(spans["begin_ns"].min())
         apart += int(summary["begin_ns"]) > ended or int(summary["end_ns"]) < began
     return trace.steps[:0] if 2 * apart > len(known) else trace.steps
+
+
+def _step_limits(trace: Trace, steps: NDArray[Any]) -> NDArray[Any]:
+    """The rows that each step's variant may carry; 0 where a plan has one variant."""
+    if len(trace.variant_rows) == 1:
+        return np.zeros(len(steps), np.int64)
+    limits: NDArray[Any] = np.array(trace.variant_rows, np.int64)[steps["variant"]]
+    return limits
 
 
 def _planes(values: NDArray[Any]) -> tuple[int, bytes]:

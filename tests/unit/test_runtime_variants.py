@@ -12,7 +12,10 @@ from gpurt.graphs import llama
 from gpurt.loaders import load_model
 from gpurt.runtime import Runtime
 from gpurt.trace import Trace
+from gpurt.trace.page import pack
+from gpurt.trace.view import summary
 from tests.helpers.tiny import tiny_folder
+from tests.unit.test_trace_html import unpacked
 
 CONTEXT, ROWS, SIZES = 64, 16, (2, 4, 16)
 RNG = np.random.default_rng(1)
@@ -81,6 +84,9 @@ def test_a_long_prompt_takes_wide_steps_and_decoding_narrow_ones(model):
     assert trace.steps["rows"].tolist() == [16, 16, 8, 1, 1, 1, 1]
     assert trace.steps["variant"].tolist() == [2, 2, 2, 0, 0, 0, 0]
     assert len(trace.whole_steps) == 7
+    assert summary(trace)["step_sizes"] == {"2": 4, "4": 0, "16": 3}
+    limits = unpacked(pack(trace))[1]["step_limit"]
+    assert limits.tolist() == [16, 16, 16, 2, 2, 2, 2]
     for step in trace.steps:
         spans = trace.spans_of(int(step["step"]))
         assert set(trace.task_variant[spans["task"]]) == {step["variant"]}

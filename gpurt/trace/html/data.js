@@ -172,22 +172,27 @@ class Trace {
     return found;
   }
 
-  /** Rows of the step table: {step, begin, end, rows, phase}, by step; `step` from firstStep on. */
+  /**
+   * Rows of the step table: {step, begin, end, rows, limit, phase}, by step; `step` from firstStep
+   * on. limit: the rows that steps of its size may carry, 0 if all are of one size.
+   */
   readSteps(column) {
     const [number, begin, length] = [column("steps"), column("step_begin"), column("step_length")];
     const [rows, phase] = [column("step_rows"), column("step_phase")];
+    const limit = column("step_limit");
     this.steps = Array.from(number, (step, i) => ({
       step,
       begin: begin[i],
       end: begin[i] + length[i],
       rows: rows[i],
+      limit: limit[i],
       phase: this.phases[phase[i]] ?? "other",
     }));
     this.stepRow = new Map(this.steps.map((row) => [row.step, row]));
     for (const step of this.stepRanges.keys()) {
       if (this.stepRow.has(step)) continue;
       const [from, to] = this.spanWindow(step);
-      const row = { step, begin: from, end: to, rows: 0, phase: "" };
+      const row = { step, begin: from, end: to, rows: 0, limit: 0, phase: "" };
       this.steps.push(row);
       this.stepRow.set(step, row);
     }

@@ -69,7 +69,8 @@ export function drawSteps(context, view, trace, ink) {
 
 function stepText(trace, step, room) {
   const name = `${trace.firstStep + step.step}`;
-  const rows = step.rows === 1 ? "1 row" : `${step.rows} rows`;
+  const count = step.limit ? `${step.rows} of ${step.limit}` : step.rows;
+  const rows = count === 1 ? "1 row" : `${count} rows`;
   const parts = [
     `step ${name}`,
     step.phase,

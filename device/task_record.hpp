@@ -357,7 +357,9 @@ struct alignas(64) DeviceControl {
   u64 order_count;  // StepOrders that rank 0 gave, or that this rank took
   u8 pad1[8];
   u64 rounds[kVariantsPerPlan];  // several variants: steps of each so far, with those in `turns`
-  u8 pad2[32];
+  u64 slow_step;                 // s + 1: step s was slow (scheduler/slow_steps.hpp)
+  u64 slow_bound_ns[2];          // longer is slow: prefill steps, all others
+  u8 pad2[8];
 };
 static_assert(sizeof(DeviceControl) == 192);
 

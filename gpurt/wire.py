@@ -355,7 +355,9 @@ DEVICE_CONTROL = _struct(
     ("order_count", "u8"),
     ("pad1", "u1", 8),
     ("rounds", "u8", VARIANTS_PER_PLAN),
-    ("pad2", "u1", 32),
+    ("slow_step", "u8"),
+    ("slow_bound_ns", "u8", 2),
+    ("pad2", "u1", 8),
 )
 
 RANK_CONTROL = _struct(128, ("in", "u8", RANKS_MAX), ("abort", "u8"), ("pad", "u1", 56))

@@ -25,6 +25,7 @@
 #include "bodies/context.hpp"
 #include "queue.hpp"
 #include "ranks.hpp"
+#include "slow_steps.hpp"
 #include "task_source.hpp"
 
 namespace gpurt {
@@ -432,7 +433,11 @@ GPURT_FN void advance(const Program& program, const TaskRecord& record) {
   DeviceControl* control = device_control(program);
   const u64 now_ns = clock_ns();
   const u64 step = load_relaxed(&control->steps_open) - 1;
-  if (program.summary_capacity != 0) step_summary(program, step)->end_ns = now_ns;
+  if (program.summary_capacity != 0) {
+    StepSummary* summary = step_summary(program, step);
+    summary->end_ns = now_ns;
+    mark_if_slow(control, *summary);
+  }
   const Drafter drafter = {at<const Proposals>(record.addr[1]), record.param[0]};
   const bool leads = program.rank == 0;
   if (leads) harvest(program, step, drafter, now_ns);

@@ -53,7 +53,7 @@ namespace gpurt {
 #define GPURT_FIELDS_DeviceControl(X) \
   X(steps_open) X(turns) X(pad0) X(mirror_submit_tail) X(mirror_exit) X(mirror_cancel) X(abort) \
   X(exit) X(idle) X(workers_in) X(submit_head) X(cancel_seen) X(launch) X(order_count) X(pad1) \
-  X(rounds) X(pad2)
+  X(rounds) X(slow_step) X(slow_bound_ns) X(pad2)
 #define GPURT_FIELDS_RankControl(X) X(in) X(abort) X(pad)
 #define GPURT_FIELDS_StepOrder(X) X(stamp) X(kind) X(checks) X(check) X(next_variant) X(pad)
 #define GPURT_FIELDS_Span(X) X(begin) X(task) X(step) X(wait) X(stall) X(run) X(worker)

@@ -16,6 +16,7 @@
 #include "controller.hpp"
 #include "dynamic.hpp"
 #include "queue.hpp"
+#include "slow_steps.hpp"
 #include "trace.hpp"
 
 namespace gpurt {
@@ -93,6 +94,7 @@ class Worker {
   // All this worker's tasks of the step that the source stands in. False: leave.
   bool run_step() {
     const u64 step = source_.step;
+    keep_if_slow(program_, index_, step);
     ticks_ = platform_.ticks();
     WaitClock clock;
     while (source_.step == step) {

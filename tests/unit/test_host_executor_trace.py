@@ -1,13 +1,22 @@
 """Spans: every task of every step leaves one, in the ring of the worker that ran it."""
 
+import time
+
 import numpy as np
 import pytest
 
 from gpurt import wire
+from gpurt.body import Target
+from gpurt.body import body as make_body
 from gpurt.executors.base import whole_spans
+from gpurt.graph import Graph
+from gpurt.planner import plan
+from gpurt.trace import Trace
 from gpurt.wire import FinishReason
 from tests.helpers.drive import driven
 from tests.helpers.hand_plan import Node, hand_plan, random_nodes
+
+HELD = 30  # steps before the one that is held
 
 
 def planned(workers=3, policy="static"):
@@ -57,6 +66,41 @@ def test_a_full_ring_keeps_the_newest_spans_and_counts_the_dropped():
     assert newest[-1]["task"] == tasks - 1
     assert set(raw.sampled[0]["step"].tolist()) <= set(range(0, 100, 10))
     assert raw.sampled[0][-1]["step"] == 90
+
+
+@pytest.mark.parametrize("policy", ["static", "ready"])
+def test_a_slow_step_is_kept_when_its_ring_has_long_gone_round(policy):
+    """A body holds step HELD until that is four times as long as any step before it."""
+    seen = []
+
+    def body(x, y):
+        seen.append(None)
+        if len(seen) == HELD + 1:
+            summaries = driver.executor.raw_trace().summaries
+            ended = summaries[summaries["end_ns"] > 0]
+            longest = int((ended["end_ns"] - ended["begin_ns"]).max())
+            until = time.monotonic_ns() + 4 * longest
+            while time.monotonic_ns() < until:
+                pass
+        np.copyto(y, x)
+
+    graph = Graph("held")
+    x, y = graph.input("x", [4], "f32"), graph.output("y", [4], "f32")
+    last = graph.activation("last", [4], "f32")
+    graph.task(make_body("hold", body), reads=[x], writes=[last])
+    graph.task(make_body("copy", lambda x, y: np.copyto(y, x)), reads=[last], writes=[y])
+    made = plan(graph, Target("host", 2), policy=policy)
+    options = {"span_capacity": 64, "sample_period": 100_000, "first_step": 1}
+    with driven((made, graph), **options) as driver:
+        driver.executor.write("x", np.ones(4, np.float32))
+        driver.run(max_tokens=HELD + 200)
+        driver.executor.close()
+        raw = driver.executor.raw_trace()
+    trace = Trace.from_raw(made, raw)
+    assert 1 + HELD in trace.whole_steps
+    assert 1 + HELD not in np.concatenate(raw.spans)["step"]
+    lengths = trace.steps["end_ns"] - trace.steps["begin_ns"]
+    assert int(lengths[HELD]) >= 4 * int(lengths[:HELD].max())
 
 
 def test_without_trace_nothing_is_kept():

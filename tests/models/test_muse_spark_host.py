@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from gpurt.errors import FaultError
+from gpurt.graphs import muse_spark
 from gpurt.graphs.muse_spark import build
 from gpurt.graphs.ops.route import RoutesLayout
 from gpurt.graphs.reference import muse_spark as plain
 from gpurt.loaders import load_model
 from gpurt.runtime import Runtime
-from tests.helpers.muse import CASES, choices, make_muse, quantise_folder, save_muse
+from tests.helpers.muse import CASES, TEXT, choices, make_muse, quantise_folder, save_muse
 from tests.helpers.oracle import GraphOracle
 from tests.helpers.parity import compare
 
@@ -96,14 +97,46 @@ def test_bf16_weights_equal_transformers_on_rounded_weights(tmp_path):
     assert compare(seen, *choices(reference, PROMPT, seen)).holds(1e-3)
 
 
-@pytest.mark.parametrize("kv_dtype", ["bf16", "f16"])
-def test_a_half_precision_cache_keeps_tokens_where_the_margin_is_wide(kv_dtype, models):
+# Logits reach 1 here. Of every key and value bf16 keeps 8 bits, fp8 4, so its margin is wider.
+@pytest.mark.parametrize(("kv_dtype", "margin"), [("bf16", 0.05), ("f16", 0.05), ("fp8", 0.2)])
+def test_a_smaller_cache_keeps_tokens_where_the_margin_is_wide(kv_dtype, margin, models):
     model, reference = models("plain")
     graph = build(model.config, model.weights, context=96, page=PAGE, kv_dtype=kv_dtype)
     with Runtime("host", workers=2) as runtime:
         seen = list(runtime.submit(graph, PROMPT, max_tokens=TOKENS, ignore_eos=True))
-    # logits reach 1 here, and bf16 keeps 8 bits of every key and value
-    assert compare(seen, *choices(reference, PROMPT, seen)).holds(0.05)
+    assert compare(seen, *choices(reference, PROMPT, seen)).holds(margin)
+
+
+def plant_option(monkeypatch, function, **wrong):
+    true = getattr(muse_spark, function)
+    monkeypatch.setattr(muse_spark, function, lambda *a, **k: true(*a, **(k | wrong)))
+
+
+def plant_no_bias(monkeypatch):
+    plant_option(monkeypatch, "route", bias=None)
+
+
+def plant_window(monkeypatch):
+    plant_option(monkeypatch, "attention", window=TEXT["sliding_window"] - 1)
+
+
+def plant_norm_after_the_sum(monkeypatch):
+    plant_option(monkeypatch, "combine", gain=None, eps=0.0)
+
+
+def plant_no_floor(monkeypatch):
+    monkeypatch.setattr(muse_spark, "_GATE_FLOOR", 0.0)
+
+
+@pytest.mark.parametrize(
+    "plant", [plant_no_bias, plant_window, plant_norm_after_the_sum, plant_no_floor]
+)
+def test_a_mistake_in_the_graph_is_seen_layer_by_layer(plant, models, monkeypatch):
+    """The comparison of every layer fails for the mistakes that are easy to make."""
+    models("plain")
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match="layer"):
+        test_every_layer_on_the_host_equals_the_plain_torch_model("plain", models)
 
 
 # ---- bits --------------------------------------------------------------------------------------

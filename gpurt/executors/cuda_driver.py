@@ -108,6 +108,21 @@ class Device:
         finally:
             self._driver.cuCtxPopCurrent()
 
+    # ---- other devices -----------------------------------------------------------------------
+    def can_reach(self, peer: Device) -> bool:
+        """Whether the driver says that kernels here can address the peer's memory."""
+        if peer.index == self.index:
+            return False
+        can = self._driver.cuDeviceCanAccessPeer(self.handle, peer.handle)
+        return bool(check(can, "cuDeviceCanAccessPeer"))
+
+    def reach(self, peer: Device) -> None:
+        """Map the peer's memory here, at its own addresses; this context is current."""
+        result = self._driver.cuCtxEnablePeerAccess(peer.context, 0)
+        known = self._driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+        if int(result[0]) != int(known):
+            check(result, f"cuCtxEnablePeerAccess from cuda:{self.index} to cuda:{peer.index}")
+
     # ---- memory ------------------------------------------------------------------------------
     def allocate(self, size_bytes: int, what: str) -> int:
         """Device memory. Raises: DeviceError with asked and free bytes."""

@@ -6,10 +6,11 @@ Does not know: what ranks tell each other (scheduler/ranks.hpp), and where one o
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,11 @@ from gpurt.graph import Graph
 from gpurt.plan import Plan
 from gpurt.planner.check_ranks import check_group
 from gpurt.progress import Progress
+
+if TYPE_CHECKING:
+    from gpurt.executors import cuda
+
+log = logging.getLogger("gpurt")
 
 
 def load(
@@ -36,16 +42,45 @@ def load(
     progress: called as (what, done, total). Raises: DeviceError for devices that cannot reach each
     other, and what loading one plan raises.
     """
-    if plans[0].target.kind != "host":
-        msg = f"{len(plans)} ranks on {', '.join(devices)}"
-        raise DeviceError(f"{msg} - at {plans[0].name} - several GPUs are not supported yet")
-    parking, count = _native.Parking(), len(plans)
-    return Group(
-        [
-            host.load(plan, graph, replace(options, rank=rank, rank_count=count), progress, parking)
-            for rank, (plan, graph) in enumerate(zip(plans, graphs, strict=True))
-        ]
-    )
+    ranks = [replace(options, rank=rank, rank_count=len(plans)) for rank in range(len(plans))]
+    rows = list(zip(plans, graphs, ranks, devices, strict=True))
+    if plans[0].target.kind == "host":
+        parking = _native.Parking()
+        return Group([host.load(p, g, o, progress, parking) for p, g, o, _ in rows])
+    from gpurt.executors import cuda
+
+    def load_all(staged: bool) -> list[cuda.CudaExecutor]:
+        indices = [int(name.removeprefix("cuda:")) for *_, name in rows]
+        loaded: list[cuda.CudaExecutor] = []
+        try:
+            for (p, g, o, _), index in zip(rows, indices, strict=True):
+                loaded.append(cuda.load(p, g, o, progress, index, staged))
+        except BaseException:
+            _close(loaded)
+            raise
+        return loaded
+
+    for staged in (False, True):
+        loaded = load_all(staged)
+        if _is_mapped(loaded):
+            return Group(loaded)
+        _close(loaded)
+        log.warning("%s: no peer access, ranks meet in host memory", ", ".join(devices))
+    msg = f"{', '.join(devices)} reach neither each other nor host memory"
+    raise DeviceError(f"{msg} - at {plans[0].name} - run on one of them")
+
+
+def _is_mapped(loaded: Sequence[cuda.CudaExecutor]) -> bool:
+    """Whether every rank's writes came to every other rank's symmetric memory."""
+    for executor in loaded:
+        if not executor.reach([other for other in loaded if other is not executor]):
+            return False
+    return all(executor.is_marked() for executor in loaded)
+
+
+def _close(loaded: Sequence[Executor]) -> None:
+    for executor in loaded:
+        executor.close()
 
 
 class RankExecutor(Executor, Protocol):

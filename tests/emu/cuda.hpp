@@ -18,6 +18,12 @@
 #define __noinline__
 #define __launch_bounds__(...)
 
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+inline uint2 make_uint2(unsigned x, unsigned y) {
+  return {x, y};
+}
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };

@@ -263,6 +263,8 @@ def _build(source: str, headers: tuple[tuple[str, str], ...]) -> bytes:
         kernel.write_text(f'#include "cuda.hpp"\n{source}', encoding="utf-8")
         library = folder / "kernel.so"
         command = ["g++", "-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]
+        # Inline variables of kernels that run at once must not be one.
+        command += ["-fno-gnu-unique"]
         # Jumps between stacks are not what fortified longjmp expects.
         command += ["-fpermissive", "-U_FORTIFY_SOURCE", "-D__CUDACC__=1"]
         command += [f"-I{p}" for p in (folder, HERE, folder / "device", folder / "scheduler")]

@@ -146,6 +146,7 @@ class OneTask:
         program["rows_capacity"], program["slot_count"] = 16, len(step.slot_states)
         program["wait_timeout_ns"] = 500_000_000
         program["payload_set_bytes"] = payload_set_bytes
+        program["rank_count"] = 1
         program["counters"] = memory.put(np.zeros(8, np.uint64))  # all deciders have run
         program["context_capacity"] = CONTEXT
         return program

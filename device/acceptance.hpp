@@ -35,4 +35,20 @@ GPURT_FN u32 accepted_proposals(const RowState* rows, const u32* sample_rows, co
   return count;
 }
 
+GPURT_FN bool is_stop_id(const SlotState& slot, u32 token) {
+  for (u32 i = 0; i < slot.stop_count; ++i)
+    if (slot.stop_ids[i] == token) return true;
+  return false;
+}
+
+// Whether a sequence that commits `count` tokens in this step may use a proposal in the next. No
+// more than a guess that saves work: advance decides, which also knows of cancels.
+GPURT_FN bool wants_proposals(const SlotState& slot, const u32* committed, u32 count) {
+  if (slot.produced + count + 2 > slot.max_tokens) return false;  // one comes without
+  if ((slot.flags & kRequestIgnoreStop) != 0) return true;
+  for (u32 i = 0; i < count; ++i)
+    if (is_stop_id(slot, committed[i])) return false;
+  return true;
+}
+
 }  // namespace gpurt

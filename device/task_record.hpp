@@ -50,6 +50,7 @@ enum TaskFlags : u16 {
   kTaskDecides = 16,       // after its body: scheduler/dynamic.hpp, by the Decision it names
   kTaskExpertStream = 32,  // streams an expert's weights, which one is known at run time
   kTaskWakes = 64,         // a counter that it signals has successors
+  kTaskOwnRows = 128,      // its rows are not the step's, but of a table that this step makes
 };
 
 // Where such tasks keep what no body reads: the last parameters and addresses of the record.
@@ -65,6 +66,9 @@ constexpr u32 kParamExpertStride = kParamsPerTask - 1;  // in units of 16 bytes
 constexpr u32 kAddrLiveSlots = kAddrsPerTask - 2;       // u32: how many slots are live
 constexpr u32 kAddrExpertId = kAddrsPerTask - 1;        // u32: the expert of this task's slot;
 constexpr u32 kExpertWords = 4;  // it and the words behind it are brought along with the weights
+// kTaskOwnRows, which no task of experts has:
+constexpr u32 kAddrSampleRows = kAddrsPerTask - 2;  // u32[]: as behind a step's rows
+constexpr u32 kAddrRows = kAddrsPerTask - 1;        // StepState, whose RowStates follow
 
 // One task, complete in itself, so that one asynchronous copy brings all a worker needs.
 struct alignas(16) TaskRecord {

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpurt.reply import Reply
     from gpurt.request import Request
     from gpurt.runtime import Runtime
+    from gpurt.serving import Drafting
 
 USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130
@@ -54,7 +55,6 @@ PolicyText = Annotated[
 Edges = Annotated[str, typer.Option(help="counter, payload or auto.")]
 Rows = Annotated[str | None, typer.Option(help="Rows of a step, or of each step size: 16,128.")]
 Context = Annotated[int | None, typer.Option(help="Positions of one sequence.")]
-Draft = Annotated[str, typer.Option(help="Who proposes tokens ahead: none, or ngram.")]
 Ranks = Annotated[int, typer.Option("--tp", help="Ranks that share the model, one a device.")]
 KvDtype = Annotated[
     str | None, typer.Option(help="Keys and values: f32, f16, bf16 or fp8; host f32, cuda bf16.")
@@ -62,6 +62,11 @@ KvDtype = Annotated[
 CachePacked = Annotated[
     Path | None, typer.Option(help="Keep packed weights in this folder, for the next load.")
 ]
+Draft = Annotated[str, typer.Option(help="Who proposes tokens ahead: none, ngram or dflash.")]
+DraftModel = Annotated[
+    Path | None, typer.Option("--draft-model", help="The folder of a dflash drafter.")
+]
+Proposals = Annotated[int | None, typer.Option(help="Tokens proposed a step, at most 15.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default 256.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="0 is off.")]
@@ -107,12 +112,14 @@ def run(
     tp: Ranks = 1,
     kv_dtype: KvDtype = None,
     cache_packed: CachePacked = None,
+    draft_model: DraftModel = None,
+    proposals: Proposals = None,
     trace: TraceFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer one prompt; text streams to stdout."""
     from gpurt.request import Sampling
-    from gpurt.serving import Prompt, encode_prompt, token_budget
+    from gpurt.serving import Drafting, Prompt, encode_prompt, token_budget
 
     source = Prompt(prompt, prompt_file, prompt_ids).read()
     _check_writable(trace)
@@ -123,7 +130,8 @@ def run(
         stop_ids = session.model.stop_ids
         sampling = Sampling(budget, temperature, top_k, top_p, seed, stop_ids, ignore_eos)
         sampling.check(session.model.config.vocab)
-        session.prepare(context, len(ids) + budget, draft, kv_dtype, cache_packed)
+        drafting = Drafting(draft, draft_model, proposals)
+        session.prepare(context, len(ids) + budget, drafting, kv_dtype, cache_packed)
         request = session.runtime.submit(
             session.graph,
             ids,
@@ -165,6 +173,8 @@ def chat(
     tp: Ranks = 1,
     kv_dtype: KvDtype = None,
     cache_packed: CachePacked = None,
+    draft_model: DraftModel = None,
+    proposals: Proposals = None,
     trace: TraceFile = None,
     history: Annotated[
         bool, typer.Option(help="Keep typed lines in ~/.local/state/gpurt/chat_history.")
@@ -176,7 +186,7 @@ def chat(
     and it says so; the system message stays, and a message that is too long alone is refused.
     """
     from gpurt.chat import Chat, Settings, terminal
-    from gpurt.serving import encode_chat
+    from gpurt.serving import Drafting, encode_chat
 
     _check_writable(trace)
     options = _settings(workers, policy, edges, rows)
@@ -184,7 +194,8 @@ def chat(
         encode_chat(session.model, [])
         settings = Settings(max_tokens, temperature, top_k, top_p, seed)
         settings.check(session.model.config.vocab)
-        session.prepare(context, 0, draft, kv_dtype, cache_packed)
+        drafting = Drafting(draft, draft_model, proposals)
+        session.prepare(context, 0, drafting, kv_dtype, cache_packed)
         parts = session.runtime, session.model, session.graph, terminal.screen(), settings
         talk = Chat(*parts, system=system, stops=stop or [])
         if terminal.is_terminal():
@@ -207,6 +218,8 @@ def plan(
     context: Context = None,
     draft: Draft = "none",
     kv_dtype: KvDtype = None,
+    draft_model: DraftModel = None,
+    proposals: Proposals = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan file here.")] = None,
 ) -> None:
     """Print a model's plan for a device, present or not."""
@@ -214,7 +227,7 @@ def plan(
     from gpurt.loaders import load_model
     from gpurt.profiles import plan_with
     from gpurt.progress import ProgressBars
-    from gpurt.serving import model_graph, most_rows, parse_rows
+    from gpurt.serving import Drafting, model_graph, most_rows, parse_rows
 
     sizes = parse_rows(rows)
     target, name = plan_target(device, workers, team_warps)
@@ -226,8 +239,9 @@ def plan(
             target.kind,
             rows=most_rows(sizes),
             context=context,
-            draft=draft,
+            drafting=Drafting(draft, draft_model, proposals),
             kv_dtype=kv_dtype,
+            progress=bars,
         )
         made = plan_with(graph, target, name, chosen, kind_of_edges, bars, rows=sizes)
     if save is not None:
@@ -343,25 +357,26 @@ class _Session:
         self,
         context: int | None,
         need: int,
-        draft: str,
+        drafting: Drafting,
         kv_dtype: str | None = None,
         cache_packed: Path | None = None,
     ) -> None:
         from gpurt.serving import model_graph, most_rows
 
         config = self.runtime.config
-        self.graph = model_graph(
-            self.model,
-            config.target.kind,
-            rows=most_rows(config.step_rows),
-            context=context,
-            need=need,
-            draft=draft,
-            kv_dtype=kv_dtype,
-            tp=self.tp,
-            cache_packed=cache_packed,
-        )
         with self._bars:
+            self.graph = model_graph(
+                self.model,
+                config.target.kind,
+                rows=most_rows(config.step_rows),
+                context=context,
+                need=need,
+                drafting=drafting,
+                kv_dtype=kv_dtype,
+                tp=self.tp,
+                cache_packed=cache_packed,
+                progress=self._bars,
+            )
             self.runtime.prepare(self.graph, progress=self._bars)
 
     def __enter__(self) -> _Session:

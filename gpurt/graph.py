@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpurt.body import Body, Param
 from gpurt.buffer import DTYPES, Buffer, DType, Region, Role, u32
 from gpurt.errors import GraphError
-from gpurt.wire import PROPOSALS_PER_SLOT, RANKS_MAX
+from gpurt.wire import PROPOSALS_PER_SLOT, RANKS_MAX, row_table_words
 
 if TYPE_CHECKING:
     from gpurt.executors.packed_cache import PackedCache
@@ -37,6 +37,7 @@ class Operator:
     path: str  # for error messages: "graph.layers[3].mlp"
     reads: tuple[Region, ...] = field(default=())
     writes: tuple[Region, ...] = field(default=())
+    rows: Region | None = None  # the table whose rows it is about; None: the step's
 
 
 class Graph:
@@ -85,6 +86,7 @@ class Graph:
         self.outputs: dict[str, Buffer] = {}
         self._scope: list[str] = []
         self._layer = 0
+        self._rows: Region | None = None
         self.sampled: Buffer | None = None
         if vocab:
             # The one buffer that `sample` writes and `advance` reads; it lies in the StepState.
@@ -171,6 +173,14 @@ class Graph:
         self.proposal_limit = proposals
         return self.proposals
 
+    def row_table(self, name: str, rows: int) -> Buffer:
+        """A table of rows that an operator makes in each step, for operators added `over` it.
+
+        It has the layout of a StepState for `rows` rows: how many there are, which of them want
+        logits, and each one's token, slot and position. Raises: GraphError.
+        """
+        return self.activation(name, [row_table_words(rows)], u32)
+
     # ---- tasks -------------------------------------------------------------------------------
     def task(
         self,
@@ -228,6 +238,15 @@ class Graph:
         finally:
             self._scope.pop()
             self._layer = before
+
+    @contextmanager
+    def over(self, table: Buffer) -> Iterator[None]:
+        """What is added inside is about the rows of a table, not about those of the step."""
+        before, self._rows = self._rows, table.whole
+        try:
+            yield
+        finally:
+            self._rows = before
 
     def check(self) -> None:
         """Prove what can be proved before planning. Raises: GraphError naming task and region."""
@@ -318,8 +337,9 @@ class Graph:
             name or body.name,
             self._layer,
             where,
-            reads,
+            reads if self._rows is None else (*reads, self._rows),
             writes,
+            self._rows,
         )
         self.operators.append(op)
         return op

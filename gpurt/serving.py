@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpurt.errors import BoundError, GraphError, ModelError, RequestError
 from gpurt.ranks import group
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpurt.channels import ChannelFormat
     from gpurt.graph import Graph
     from gpurt.loaders import Model
+    from gpurt.progress import Progress
 
 # The file in graphs/ that builds an architecture.
 BUILDERS = {
@@ -33,6 +34,29 @@ DEFAULT_MAX_TOKENS = 256
 # Of one step. The bodies on a GPU take 16. On host threads steps of 128 bring a long prompt 13 to
 # 20 % sooner than those of 16, and cost a decode step nothing (tools/LOG.md).
 DEFAULT_ROWS = {"host": 128, "cuda": 16}
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Who proposes tokens, the folder of its model if it has one, and how many a step at most."""
+
+    name: str = "none"
+    model: Path | None = None
+    proposals: int | None = None
+
+    def options(self, progress: Progress | None = None) -> dict[str, Any]:
+        """The arguments of a `build`. Raises: RequestError naming the option, ModelError."""
+        options: dict[str, Any] = {"draft": self.name}
+        if self.proposals is not None:
+            options["proposals"] = self.proposals
+        if (self.name == "dflash") != (self.model is not None):
+            what = f"--draft {self.name} {'with' if self.model else 'without'} a drafter's folder"
+            raise RequestError(f"{what} - at --draft-model - a dflash drafter has one, no other")
+        if self.model is not None:
+            from gpurt.loaders.hf_dflash import load_draft
+
+            options["draft_model"] = load_draft(self.model, progress)
+        return options
 
 
 @dataclass(frozen=True)
@@ -64,18 +88,20 @@ def model_graph(
     rows: int | None = None,
     context: int | None = None,
     need: int = 0,
-    draft: str = "none",
+    drafting: Drafting | None = None,
     tp: int = 1,
     kv_dtype: str | None = None,
     cache_packed: Path | None = None,
+    progress: Progress | None = None,
 ) -> Graph:
     """The graph of a model for "host" or "cuda"; of several ranks their group's, gpurt/ranks.py.
 
     rows None: as DEFAULT_ROWS says. context None: 2048, or as much as `need` positions ask for,
-    within the model's own bound. draft: the drafter, by name. tp: ranks. kv_dtype None: bf16 on
-    cuda, f32 on the host. cache_packed: a folder that keeps the packed weights for the next load.
+    within the model's own bound. tp: ranks. kv_dtype None: bf16 on cuda, f32 on the host.
+    cache_packed: a folder that keeps the packed weights for the next load. progress: called while a
+    drafter's model is opened.
     Raises: BoundError naming both numbers, GraphError for the drafter, the kv_dtype and for ranks
-    that the model cannot have.
+    that the model cannot have, and as `Drafting.options`.
     """
     bound = model.config.context
     if tp > 1 and model.config.architecture not in SPLIT:
@@ -88,6 +114,7 @@ def model_graph(
         raise BoundError(f"rows is {rows} - at --rows - use 1 or more")
     builder = importlib.import_module(f"gpurt.graphs.{BUILDERS[model.config.architecture]}")
     weight_dtype = "bf16" if kind == "cuda" else None
+    drafter = (drafting or Drafting()).options(progress)
     graphs: list[Graph] = [
         builder.build(
             model.config,
@@ -97,7 +124,7 @@ def model_graph(
             # The tensor cores take bf16; the host reads blocks as they are stored.
             weight_dtype=weight_dtype,
             kv_dtype=kv_dtype or ("bf16" if kind == "cuda" else "f32"),
-            draft=draft,
+            **drafter,
             **({"tp_size": tp, "tp_rank": rank} if tp > 1 else {}),
         )
         for rank in range(tp)

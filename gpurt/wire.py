@@ -28,6 +28,9 @@ EXPERT_STRIDE_UNIT = 16
 EXPERT_WORDS = 4  # u32 from the expert's id on that the loader brings along
 ADDR_LIVE_SLOTS = ADDRS_PER_TASK - 2
 ADDR_EXPERT_ID = ADDRS_PER_TASK - 1
+# Of TaskFlags.OWN_ROWS.
+ADDR_SAMPLE_ROWS = ADDRS_PER_TASK - 2
+ADDR_ROWS = ADDRS_PER_TASK - 1
 STOP_IDS_PER_REQUEST = 16
 PROPOSALS_PER_SLOT = 15
 VARIANTS_PER_PLAN = 4
@@ -79,6 +82,7 @@ class TaskFlags(IntFlag):
     DECIDES = 16
     EXPERT_STREAM = 32
     WAKES = 64
+    OWN_ROWS = 128
 
 
 class Policy(IntEnum):
@@ -461,3 +465,18 @@ def step_state_bytes(rows: int) -> int:
 def sampled_offset_bytes(rows: int) -> int:
     """Where the sampled tokens lie in a StepState of `rows` rows."""
     return STEP_STATE.itemsize + rows * (ROW_STATE.itemsize + 4)
+
+
+def sample_rows_offset_bytes(rows: int) -> int:
+    """Where the sample rows lie in a StepState, or a table, of `rows` rows."""
+    return STEP_STATE.itemsize + rows * ROW_STATE.itemsize
+
+
+def row_table_words(rows: int) -> int:
+    """32-bit words of a table of `rows` rows: a StepState without its sampled tokens."""
+    return sampled_offset_bytes(rows) // 4
+
+
+def row_table_rows(words: int) -> int:
+    """The rows of a table of so many words."""
+    return (words - row_table_words(0)) // (row_table_words(1) - row_table_words(0))

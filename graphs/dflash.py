@@ -1,4 +1,4 @@
-"""DFlash, a block drafter: what its checkpoint's config says.
+"""DFlash, a block drafter: its config, and its operators behind a target's `sample`.
 
 It reads the target's residual stream after some layers, and in one pass proposes a block: the
 anchor (the token just decided) and masks in, one proposal a mask out. DFlash 2 adds a convolution
@@ -8,7 +8,32 @@ The embedding and the head are the target's. Source: arXiv 2602.06036; the `dfla
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.buffer import Buffer, DType, f32, u32
+from gpurt.errors import GraphError
+from gpurt.graph import Graph, Operand
+from gpurt.graphs import weights as read
+from gpurt.graphs.ops.attention import attention, ring_pages, slot_pages
+from gpurt.graphs.ops.block_conv import block_conv
+from gpurt.graphs.ops.candidates import candidates, chunk_count
+from gpurt.graphs.ops.draft_rows import draft_rows
+from gpurt.graphs.ops.draft_walk import draft_walk
+from gpurt.graphs.ops.embed import embed
+from gpurt.graphs.ops.matvec import matvec
+from gpurt.graphs.weights import rotary_frequencies, rotary_table
+
+if TYPE_CHECKING:
+    from gpurt.loaders.model import WeightSource
+
+_Inner = Callable[[Buffer, Buffer | None, Buffer | None], Buffer]  # (rows, norm, residual) -> rows
+# Candidates of a slot without a selector: greedy needs one, a sampled choice those that matter.
+_PLAIN_TOP_K = 16
 
 
 @dataclass(frozen=True)
@@ -84,9 +109,313 @@ class DFlashConfig:
         return ["embed_tokens.weight", "lm_head.weight"]
 
 
+@dataclass(frozen=True)
+class DraftModel:
+    """A drafter's checkpoint."""
+
+    config: DFlashConfig
+    weights: Mapping[str, WeightSource]
+
+
+@dataclass(frozen=True)
+class DraftTarget:
+    """What a drafter takes of its target's graph, and how it was built.
+
+    streams: the residual stream after every layer, [rows, hidden] f32. table: the embedding.
+    page: positions of a cache page. ranks: over how many the model is cut.
+    """
+
+    streams: Sequence[Buffer]
+    table: Buffer
+    head: Operand
+    page: int
+    kv_dtype: str
+    weight_dtype: DType | None
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """A layer's keys and values, and how they are made."""
+
+    w: Buffer
+    qk_norm: Buffer
+    keys: Buffer
+    values: Buffer
+    pages: Buffer
+
+
 def default_taps(target_layers: int, layers: int) -> tuple[int, ...]:
     """The target's layers that a config without a list means: evenly from 1 to the third last."""
     if layers == 1:
         return (target_layers // 2,)
     span = target_layers - 4
     return tuple(round(1 + i * span / (layers - 1)) for i in range(layers))
+
+
+def add_dflash(graph: Graph, model: DraftModel, target: DraftTarget, proposals: int) -> None:
+    """Add a drafter behind `sample`, within the scope that is open.
+
+    proposals: the most that a block makes; the model's own block may be shorter.
+    Raises: GraphError if the drafter is not one for this target.
+    """
+    _check(graph, model.config, target)
+    _Builder(graph, model, target, min(model.config.block, proposals + 1)).build()
+
+
+def _check(graph: Graph, config: DFlashConfig, target: DraftTarget) -> None:
+    """Raises: GraphError."""
+    vocab, hidden = target.table.shape
+    for what, ours, theirs in (
+        ("hidden", config.hidden, hidden),
+        ("vocab", config.vocab, vocab),
+        ("layers up to", max(config.taps) + 1, len(target.streams)),
+    ):
+        if ours != theirs if what != "layers up to" else ours > theirs:
+            msg = f"the drafter wants a target of {what} {ours}, this one has {theirs}"
+            raise GraphError(f"{msg} - at {graph.name}.draft - use the drafter of this model")
+    if target.ranks > 1:
+        msg = f"a dflash drafter beside {target.ranks} ranks - at {graph.name}.draft"
+        raise GraphError(f"{msg} - build it with tp_size 1")
+
+
+class _Builder:
+    """One call of `add_dflash`.
+
+      step's rows   streams after the taps -> [fc, hidden_norm, Wk Wv] -> every layer's cache
+      table         embed -> layers -> [norm, head] -> candidates -.
+                                    -> [norm, P] ------------------> walk -> proposals
+
+    K/V of all rows of the step are written: those of proposals that the target rejects lie at the
+    anchor's position and behind, as do those of a block itself, and nobody reads them before the
+    rows of later steps have overwritten them.
+    """
+
+    def __init__(self, graph: Graph, model: DraftModel, target: DraftTarget, block: int) -> None:
+        self.graph, self.config, self.weights = graph, model.config, model.weights
+        self.target, self.block = target, block
+        config, self.context = model.config, graph.context + block
+        self.capacity = min(graph.slots, graph.rows) * block
+        self.vectors: dict[str, Buffer] = {}
+        self.page_tables = {w: self.page_table(w) for w in sorted(set(config.windows))}
+        frequencies = rotary_frequencies(config.theta, config.head_dim)
+        self.rope = graph.weight(
+            "draft.rope",
+            [self.context, config.head_dim],
+            f32,
+            lambda: rotary_table(frequencies, self.context),
+        )
+
+    def build(self) -> None:
+        graph, config = self.graph, self.config
+        proposals = graph.draft(self.block - 1)
+        context = self.features()
+        caches = [self.inject(layer, context) for layer in range(config.layers)]
+        table = graph.row_table("draft.rows", self.capacity)
+        draft_rows(graph, table, block=self.block, mask=config.mask_token)
+        with graph.over(table):
+            x = self.activation("draft.x", config.hidden)
+            embed(graph, self.target.table, x, scale=config.input_scale)
+            for layer, cache in enumerate(caches):
+                with graph.at(f"layers[{layer}]"):
+                    x = self.layer(layer, cache, x)
+            self.propose(x, proposals)
+
+    # ---- the context's keys and values -------------------------------------------------------
+    def features(self) -> Buffer:
+        """The sum over taps of fc's part times the stream: fc of the streams beside each other."""
+        graph, config, fc = self.graph, self.config, self.weights["fc.weight"]
+        total: Buffer | None = None
+        for index, layer in enumerate(config.taps):
+            part = read.cut(fc, 1, index, len(config.taps))
+            y = graph.row_activation(f"draft.fc[{index}]", config.hidden, f32)
+            w = self.weight(f"draft.fc[{index}].w", [part])
+            matvec(graph, self.target.streams[layer], w, y, residual=total, name="fc")
+            total = y
+        assert total is not None
+        return total
+
+    def inject(self, layer: int, context: Buffer) -> _Cache:
+        """Adds the keys and values of the step's rows to a layer's cache."""
+        graph, config, at = self.graph, self.config, f"draft.layers[{layer}]"
+        own, width = f"layers.{layer}.self_attn", config.kv_heads * config.head_dim
+        pages = self.page_tables[config.windows[layer]]
+        shape = [
+            pages.shape[0] * pages.shape[1],
+            config.kv_heads,
+            self.target.page,
+            config.head_dim,
+        ]
+        cache = _Cache(
+            self.matrix(f"{at}.kv.w", f"{own}.k_proj", f"{own}.v_proj"),
+            self.qk_norm(f"{at}.qk_norm", own),
+            graph.state(f"{at}.k_cache", shape, self.target.kv_dtype),
+            graph.state(f"{at}.v_cache", shape, self.target.kv_dtype),
+            pages,
+        )
+        kv = graph.row_activation(f"{at}.context.kv", 2 * width, f32)
+        norm = self.vector("draft.hidden_norm", "hidden_norm.weight")
+        matvec(graph, context, cache.w, kv, norm=norm, eps=config.eps, name="context_kv")
+        self.attention(layer, cache, None, kv, None, name="inject")
+        return cache
+
+    def attention(
+        self,
+        layer: int,
+        cache: _Cache,
+        q: Buffer | None,
+        kv: Buffer,
+        out: Buffer | None,
+        name: str = "attention",
+    ) -> None:
+        config = self.config
+        attention(
+            self.graph,
+            q,
+            kv,
+            cache.keys,
+            cache.values,
+            cache.pages,
+            self.rope,
+            out,
+            heads=config.heads,
+            qk_norm=cache.qk_norm,
+            eps=config.eps,
+            window=config.windows[layer],
+            block=not config.causal[layer],
+            sequence_rows=self.graph.rows if q is None else self.block,
+            name=name,
+        )
+
+    # ---- the block ---------------------------------------------------------------------------
+    def layer(self, layer: int, cache: _Cache, x: Buffer) -> Buffer:
+        """The rows of the table after a layer."""
+
+        def attend(a: Buffer, norm: Buffer | None, residual: Buffer | None) -> Buffer:
+            return self.attend(layer, cache, a, norm, residual)
+
+        def mlp(a: Buffer, norm: Buffer | None, residual: Buffer | None) -> Buffer:
+            return self.mlp(layer, a, norm, residual)
+
+        at = f"layers.{layer}"
+        x = self.sublayer(f"{at}.attention", f"{at}.input_layernorm.weight", x, attend)
+        return self.sublayer(f"{at}.mlp", f"{at}.post_attention_layernorm.weight", x, mlp)
+
+    def sublayer(self, at: str, norm: str, x: Buffer, inner: _Inner) -> Buffer:
+        """X plus `inner` of its norm, both convolved if the drafter does: DFlash 2."""
+        graph, config = self.graph, self.config
+        gain = self.vector(f"draft.{at}.norm", norm)
+        if not config.conv_taps:
+            return inner(x, gain, x)
+        base = self.vector(f"draft.{at}.conv", f"{at}_conv.base_kernel")
+        w = self.matrix(f"draft.{at}.conv.w", f"{at}_conv.kernel_projection")
+        d = self.activation(f"draft.{at}.conv.d", w.shape[0])
+        matvec(graph, x, w, d, norm=gain, eps=config.eps, name="conv")
+        a = self.activation(f"draft.{at}.a", config.hidden)
+        block_conv(graph, x, d, base, a, side=0, gain=gain, eps=config.eps, name="conv_in")
+        z, y = inner(a, None, None), self.activation(f"draft.{at}.y", config.hidden)
+        block_conv(graph, z, d, base, y, side=1, residual=x, name="conv_out")
+        return y
+
+    def attend(
+        self, layer: int, cache: _Cache, a: Buffer, norm: Buffer | None, residual: Buffer | None
+    ) -> Buffer:
+        graph, config = self.graph, self.config
+        at, own = f"draft.layers.{layer}", f"layers.{layer}.self_attn"
+        width, kv_width = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
+        q, kv = self.activation(f"{at}.q", width), self.activation(f"{at}.kv", kv_width)
+        q_w = self.matrix(f"{at}.q.w", f"{own}.q_proj")
+        matvec(graph, a, q_w, q, norm=norm, eps=config.eps, name="q")
+        matvec(graph, a, cache.w, kv, norm=norm, eps=config.eps, name="kv")
+        out = self.activation(f"{at}.out", width)
+        self.attention(layer, cache, q, kv, out)
+        y = self.activation(f"{at}.o", config.hidden)
+        o_w = self.matrix(f"{at}.o.w", f"{own}.o_proj")
+        matvec(graph, out, o_w, y, residual=residual, name="o")
+        return y
+
+    def mlp(self, layer: int, a: Buffer, norm: Buffer | None, residual: Buffer | None) -> Buffer:
+        graph, config = self.graph, self.config
+        at, own = f"draft.layers.{layer}", f"layers.{layer}.mlp"
+        m = self.activation(f"{at}.m", config.intermediate)
+        pair = (f"{own}.gate_proj", f"{own}.up_proj")
+        w = self.matrix(f"{at}.gate_up.w", *pair, interleaved=True)
+        matvec(graph, a, w, m, norm=norm, swiglu=True, eps=config.eps, name="gate_up")
+        y = self.activation(f"{at}.down", config.hidden)
+        down = self.matrix(f"{at}.down.w", f"{own}.down_proj")
+        matvec(graph, m, down, y, residual=residual, name="down")
+        return y
+
+    def propose(self, x: Buffer, proposals: Buffer) -> None:
+        """The target's head on every mask's row, the best of it, and a path through them."""
+        graph, config = self.graph, self.config
+        norm = self.vector("draft.norm", "norm.weight")
+        logits = self.activation("draft.logits", config.vocab)
+        matvec(
+            graph,
+            x,
+            self.target.head,
+            logits,
+            norm=norm,
+            sampled=True,
+            eps=config.eps,
+            scale=config.output_multiplier,
+            softcap=config.softcap,
+            name="head",
+        )
+        top_k = config.selector_top_k if config.selector_rank else _PLAIN_TOP_K
+        width = chunk_count(config.vocab) * top_k
+        scores = self.activation("draft.scores", width)
+        ids = graph.activation("draft.ids", [self.capacity, width], u32)
+        candidates(graph, logits, scores, ids, count=top_k)
+        selector: tuple[Buffer, Buffer, Buffer] | None = None
+        if config.selector_rank:
+            at = "candidate_selector"
+            p = self.activation("draft.selector.p", config.selector_rank)
+            p_w = self.matrix("draft.selector.w", f"{at}.hidden_projection")
+            matvec(graph, x, p_w, p, norm=norm, sampled=True, eps=config.eps, name="selector")
+            books = [f"{at}.{which}_codebook" for which in ("predecessor", "successor")]
+            a, b = (self.weight(f"draft.{book}", [self.weights[book]]) for book in books)
+            selector = p, a, b
+        draft_walk(graph, scores, ids, proposals, top_k=top_k, selector=selector)
+
+    # ---- buffers -----------------------------------------------------------------------------
+    def activation(self, name: str, width: int) -> Buffer:
+        """A buffer of one row a row of the table."""
+        return self.graph.activation(name, [self.capacity, width], f32)
+
+    def matrix(self, name: str, *tensors: str, interleaved: bool = False) -> Buffer:
+        sources = [self.weights[f"{tensor}.weight"] for tensor in tensors]
+        return self.weight(name, sources, interleaved=interleaved)
+
+    def weight(
+        self, name: str, sources: list[WeightSource], *, interleaved: bool = False
+    ) -> Buffer:
+        """Matrices stacked by rows. Mixed dtypes are all read as float32: exact."""
+        stored = {source.dtype.name for source in sources}
+        dtype = self.target.weight_dtype or (sources[0].dtype if len(stored) == 1 else f32)
+        load = read.stack(sources, dtype, interleaved=interleaved)
+        rows = sum(source.shape[0] for source in sources)
+        return self.graph.weight(name, [rows, sources[0].shape[1]], dtype, load)
+
+    def vector(self, name: str, tensor: str) -> Buffer:
+        """A tensor as float32; one that several operators read is one buffer."""
+        if name not in self.vectors:
+            source = self.weights[tensor]
+            load = read.stack([source], f32)
+            self.vectors[name] = self.graph.weight(name, source.shape, f32, load)
+        return self.vectors[name]
+
+    def qk_norm(self, name: str, own: str) -> Buffer:
+        pair = [self.weights[f"{own}.{which}_norm.weight"] for which in "qk"]
+
+        def load() -> NDArray[Any]:
+            return np.stack([read.converted(part, f32) for part in pair])
+
+        return self.graph.weight(name, [2, self.config.head_dim], f32, load)
+
+    def page_table(self, window: int) -> Buffer:
+        """A slot's pages: rings hold a window, and a step's or a block's rows behind it."""
+        rows, page = max(self.graph.rows, self.block), self.target.page
+        name = f"draft.page_table.window{window}" if window else "draft.page_table"
+        return slot_pages(self.graph, name, ring_pages(window, rows, self.context, page))

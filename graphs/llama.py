@@ -32,8 +32,9 @@ from gpurt.errors import GraphError
 from gpurt.graph import Graph
 from gpurt.graphs.bounds import KV_DTYPES, empty_graph
 from gpurt.graphs.collectives import all_gather, all_reduce
+from gpurt.graphs.dflash import DraftModel, DraftTarget
 from gpurt.graphs.drafters import add_drafter
-from gpurt.graphs.ops.attention import attention
+from gpurt.graphs.ops.attention import attention, slot_pages
 from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.sample import sample
@@ -124,6 +125,7 @@ def build(
     weight_dtype: str | None = None,
     draft: str = "none",
     proposals: int = PROPOSALS_PER_SLOT,
+    draft_model: DraftModel | None = None,
     tp_size: int = 1,
     tp_rank: int = 0,
     parts: int = 1,
@@ -132,9 +134,10 @@ def build(
 
     rows: tokens one step can carry. slots: sequences one step can mix. context: positions of one
     sequence; default: the model's, at most 2048. kv_dtype: f32, f16, bf16, or fp8: e4m3 without
-    scales. weight_dtype: f32, f16 or bf16 for all matrices; default: as stored. draft: none, or
-    ngram, which proposes up to `proposals` tokens a step. tp_size, tp_rank: one rank's share.
-    parts: shares of one rank alone. Weights are read when the plan is loaded.
+    scales. weight_dtype: f32, f16 or bf16 for all matrices; default: as stored. draft: one of
+    `drafters.DRAFTERS`, which proposes up to `proposals` tokens a step; draft_model: what dflash
+    runs. tp_size, tp_rank: one rank's share. parts: shares of one rank alone. Weights are read when
+    the plan is loaded.
     Raises: BoundError if context exceeds the model's; GraphError for an unknown dtype or drafter,
     or if the model has no tp_size or parts equal shares.
     """
@@ -142,8 +145,8 @@ def build(
     ranks = {"rank": tp_rank, "rank_count": tp_size}
     where = "llama.build"
     graph = empty_graph(config, where, rows, slots, context, kv_dtype, weight_dtype, **ranks)
-    LlamaBuilder(graph, config, weights, kv_dtype, weight_dtype, parts).build()
-    return add_drafter(graph, draft, proposals)
+    target = LlamaBuilder(graph, config, weights, kv_dtype, weight_dtype, parts).build()
+    return add_drafter(graph, draft, proposals, target, draft_model)
 
 
 def check_shares(config: LlamaConfig, tp_size: int, parts: int) -> None:
@@ -190,13 +193,7 @@ class LlamaBuilder:
         self.shares = [graph.rank] if graph.rank_count > 1 else list(range(parts))
         self.weight_dtype = None if weight_dtype is None else DTYPES[weight_dtype]
         self.pages_per_slot = -(-graph.context // PAGE)
-        pages = graph.slots * self.pages_per_slot
-        self.page_table = graph.state(
-            "page_table",
-            [graph.slots, self.pages_per_slot],
-            "u32",
-            source=np.arange(pages, dtype=np.uint32).reshape(graph.slots, -1),
-        )
+        self.page_table = slot_pages(graph, "page_table", self.pages_per_slot)
         self.rope = graph.weight(
             "rope",
             [graph.context, config.head_dim],
@@ -204,15 +201,16 @@ class LlamaBuilder:
             lambda: rope_table(config, graph.context),
         )
 
-    def build(self) -> Graph:
-        """All operators, from tokens to tokens."""
-        graph, config = self.graph, self.config
+    def build(self) -> DraftTarget:
+        """All operators, from tokens to tokens; what of them a drafter may read."""
+        graph, config, streams = self.graph, self.config, []
         x = self.activation("embed.x", config.hidden)
         table = self.matrix("embed.table", "model.embed_tokens")
         embed(graph, table, x)
         for layer in range(config.layers):
             with graph.at(f"layers[{layer}]", layer=layer):
                 x = self.layer(layer, x)
+                streams.append(x)
         with graph.at("head", layer=config.layers):
             ranks = graph.rank_count
             head = table if config.tied and ranks == 1 else self.head()
@@ -228,7 +226,8 @@ class LlamaBuilder:
                 name="head",
             )
             sample(graph, all_gather(graph, logits, ranks, sampled=True))
-        return graph
+        kinds = (self.kv_dtype, self.weight_dtype)
+        return DraftTarget(streams, table, head, PAGE, *kinds, ranks)
 
     def head(self) -> Buffer:
         """This rank's rows of the head; a tied one is in the table, too, which is whole."""

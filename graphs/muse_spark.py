@@ -36,8 +36,9 @@ from gpurt.graph import Graph
 from gpurt.graphs import weights as read
 from gpurt.graphs.bounds import KV_DTYPES, empty_graph
 from gpurt.graphs.collectives import all_gather, all_reduce
+from gpurt.graphs.dflash import DraftModel, DraftTarget
 from gpurt.graphs.drafters import add_drafter
-from gpurt.graphs.ops.attention import attention, ring_pages
+from gpurt.graphs.ops.attention import attention, ring_pages, slot_pages
 from gpurt.graphs.ops.combine import combine
 from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.expert_matvec import expert_matvec
@@ -176,6 +177,7 @@ def build(
     routing: str = "natural",
     draft: str = "none",
     proposals: int = PROPOSALS_PER_SLOT,
+    draft_model: DraftModel | None = None,
 ) -> Graph:
     """The Graph of one step; parameters and errors as in `llama.build`, and beside them:
 
@@ -191,7 +193,7 @@ def build(
     graph = empty_graph(config, where, rows, slots, context, kv_dtype, weight_dtype, **ranks)
     builder = _Builder(graph, config, weights, kv_dtype, weight_dtype, page, tp_size, tp_rank)
     builder.routing = routing
-    return add_drafter(builder.build(), draft, proposals)
+    return add_drafter(graph, draft, proposals, builder.build(), draft_model)
 
 
 def gate_constants(
@@ -227,8 +229,8 @@ class _Builder:
         self.page_tables = {w: self.page_table(w) for w in sorted(set(config.windows))}
         self.ropes = {theta: self.rope(theta) for theta in sorted(set(config.thetas)) if theta}
 
-    def build(self) -> Graph:
-        graph, config = self.graph, self.config
+    def build(self) -> DraftTarget:
+        graph, config, streams = self.graph, self.config, []
         s = self.activation("embed.s", config.hidden)
         table = self.matrix("embed.table", f"{PREFIX}.embed_tokens")
         embed(graph, table, s, eps=config.eps)
@@ -237,12 +239,14 @@ class _Builder:
                 at, source = f"layers[{layer}]", f"{PREFIX}.layers.{layer}"
                 s = self.attention_half(layer, at, source, s)
                 s = self.mlp_half(layer, at, source, s)
+                streams.append(s)
         with graph.at("head", layer=config.layers):
             logits = self.activation("logits", config.vocab // self.ranks)
+            head = self.head(table)
             matvec(
                 graph,
                 s,
-                self.head(table),
+                head,
                 logits,
                 norm=self.vector("head.norm", f"{PREFIX}.norm.weight"),
                 sampled=True,
@@ -252,7 +256,8 @@ class _Builder:
                 name="head",
             )
             sample(graph, all_gather(graph, logits, self.ranks, sampled=True))
-        return graph
+        kinds = (self.kv_dtype, self.weight_dtype)
+        return DraftTarget(streams, table, head, self.page, *kinds, self.ranks)
 
     def head(self, table: Buffer) -> Buffer | Region:
         if not self.config.tied:
@@ -484,17 +489,11 @@ class _Builder:
     def page_table(self, window: int) -> Buffer:
         """A slot's pages: of the whole context, or a ring that holds a window."""
         graph = self.graph
-        per_slot = ring_pages(window, graph.rows, graph.context, self.page)
-        pages = np.arange(graph.slots * per_slot, dtype=np.uint32).reshape(graph.slots, -1)
         name = f"page_table.window{window}" if window else "page_table"
-        return graph.state(name, [graph.slots, per_slot], "u32", source=pages)
+        return slot_pages(graph, name, ring_pages(window, graph.rows, graph.context, self.page))
 
     def rope(self, theta: float) -> Buffer:
         context, head_dim = self.graph.context, self.config.head_dim
         name = "rope" if len(set(self.config.thetas) - {0}) == 1 else f"rope.theta{theta:g}"
-        return self.graph.weight(
-            name,
-            [context, head_dim],
-            f32,
-            lambda: read.rotary_table(read.rotary_frequencies(theta, head_dim), context),
-        )
+        load = partial(read.rotary_table, read.rotary_frequencies(theta, head_dim), context)
+        return self.graph.weight(name, [context, head_dim], f32, load)

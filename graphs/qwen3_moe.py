@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from gpurt.buffer import DTYPES, Buffer, f32
 from gpurt.graph import Graph
 from gpurt.graphs.bounds import empty_graph
+from gpurt.graphs.dflash import DraftModel
 from gpurt.graphs.drafters import add_drafter
 from gpurt.graphs.llama import LlamaBuilder, LlamaConfig
 from gpurt.graphs.ops.combine import combine
@@ -68,11 +69,12 @@ def build(
     weight_dtype: str | None = None,
     draft: str = "none",
     proposals: int = PROPOSALS_PER_SLOT,
+    draft_model: DraftModel | None = None,
 ) -> Graph:
     """The Graph of one step; parameters and errors as in `llama.build`. The router is float32."""
     graph = empty_graph(config, "qwen3_moe.build", rows, slots, context, kv_dtype, weight_dtype)
-    _Builder(graph, config, weights, kv_dtype, weight_dtype).build()
-    return add_drafter(graph, draft, proposals)
+    target = _Builder(graph, config, weights, kv_dtype, weight_dtype).build()
+    return add_drafter(graph, draft, proposals, target, draft_model)
 
 
 class _Builder(LlamaBuilder):

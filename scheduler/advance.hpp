@@ -56,12 +56,6 @@ GPURT_FN void finish_request(const Program& program, u32 entry, u32 reason, u64 
   store_release_system(&output->finish_reason, reason);
 }
 
-GPURT_FN bool is_stop_id(const SlotState& slot, u32 token) {
-  for (u32 i = 0; i < slot.stop_count; ++i)
-    if (slot.stop_ids[i] == token) return true;
-  return false;
-}
-
 // Appends one token. Returns why the sequence ends with it, or kFinishNone.
 GPURT_FN u32 append_token(const Program& program, SlotState& slot, u32 token) {
   const u64 ring = u64{slot.entry} * program.context_capacity;

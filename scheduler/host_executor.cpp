@@ -39,9 +39,6 @@ class HostPlatform {
     const Program& program = executor.program_;
     if (!scratch_) throw std::bad_alloc();
     context_.program = &program;
-    context_.step = step_state(program);
-    context_.rows = step_rows(program);
-    context_.sample_rows = step_sample_rows(program);
     context_.sampled = step_sampled(program);
     context_.slots = at<const SlotState>(program.slots);
     context_.scratch = scratch_.get();
@@ -52,6 +49,7 @@ class HostPlatform {
   static u64 ticks() { return clock_ns(); }
 
   u32 run_body(const TaskRecord& record, u64) {
+    choose_rows(record, context_);
     const HostBody body = executor_.bodies_[record.body];
     if (body == nullptr) return executor_.callback_(record.task_index, context_.worker);
     if (record.payload_mask == 0) return body(record, context_);

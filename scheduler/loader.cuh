@@ -11,6 +11,7 @@
 // Does not know: edges. Weights depend on nothing, so they are fetched before any edge is met. But
 // a `ready` slot that nobody fills is waited for here alone, so here it times out.
 #pragma once
+#include "bodies/context.cuh"
 #include "controller.hpp"
 #include "stream.cuh"
 #include "task_source.hpp"
@@ -28,6 +29,7 @@ struct Loader {
   u32 streamed;  // slots whose weights are all under way
   u32 left;      // bytes of slot `streamed` still to copy
   bool is_open;  // slot `streamed`'s record was read
+  bool is_void;  // its table has no rows: a stage without bytes is due
   u64 from;
   u32 stage_bytes;  // how slot `streamed`'s bytes are cut
   u32 issued;       // stages filled
@@ -40,7 +42,7 @@ struct Loader {
     fetched = freed = streamed = left = issued = 0;
     from = 0;
     stage_bytes = kStageBytes;
-    is_open = false;
+    is_open = is_void = false;
     cursor = {0, 0};
     decided = {0, 0};
     decided_in = ~u64{0};
@@ -85,9 +87,11 @@ struct Loader {
       if ((slot_of(streamed).record.flags & kTaskExpertStream) != 0 &&
           !choose_expert(slot_of(streamed)))
         return false;
+      if (left != 0 && has_own_rows(slot_of(streamed).record) && !choose_rows(slot_of(streamed)))
+        return false;
       is_open = true;
     }
-    if (left == 0) {
+    if (left == 0 && !is_void) {
       is_open = false;
       ++streamed;
       return true;
@@ -98,7 +102,9 @@ struct Loader {
     const u32 bytes = left < stage_bytes ? left : stage_bytes;
     const u32 full = shared_address(&shared().stage_full[cursor.stage]);
     mbarrier_arrive_expect(full, bytes);
-    bulk_copy_to_shared(shared_address(shared().ring[cursor.stage]), from, bytes, full);
+    if (!is_void)
+      bulk_copy_to_shared(shared_address(shared().ring[cursor.stage]), from, bytes, full);
+    is_void = false;
     from += bytes;
     left -= bytes;
     ++issued;
@@ -139,6 +145,17 @@ struct Loader {
       return false;
     decided = wait;
     decided_in = round;
+    return true;
+  }
+
+  // Whether the task's table will have rows: there are none where the step samples nothing. False:
+  // the step is not open yet. Its body waits for the stage without bytes: else the task could end,
+  // and the step's words change, before they are read here.
+  __device__ bool choose_rows(const Slot& slot) {
+    const DeviceControl* control = at<const DeviceControl>(gpurt_program.device_control);
+    if (load_acquire(&control->steps_open) <= slot.step) return false;
+    is_void = step_state(gpurt_program)->sample_count == 0;
+    if (is_void) left = 0;
     return true;
   }
 

@@ -123,9 +123,9 @@ __device__ __noinline__ void run_cold(u32 turn) {
     if (threadIdx.x == 0 && !is_leaving()) advance(program, slot.record);
   } else {
     const BodyContext context{&program,
-                              step_state(program),
-                              step_rows(program),
-                              step_sample_rows(program),
+                              task_step(program, slot.record),
+                              task_rows(program, slot.record),
+                              task_sample_rows(program, slot.record),
                               step_sampled(program),
                               at<const SlotState>(program.slots),
                               shared().scratch,

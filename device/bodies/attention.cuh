@@ -10,9 +10,10 @@
 //      team barrier
 //   4. partials are merged in virtual-warp order, four outputs a thread
 // With EXTRAS it also knows a window, whose pages are a ring; no rotation; norms without weights; a
-// gate; a norm of each head's output. Instances without it hold no word of that.
-// So the order of sums hangs on positions alone: not on rows, context, team or worker. Every
-// multiply-add is written out (fmaf, and NVRTC's --fmad=false): no instance fuses other pairs.
+// gate; a norm of each head's output; rows that see to their block's end; a call that only writes
+// the cache. Instances without it hold no word of that. So the order of sums hangs on positions
+// alone: not on rows, context, team or worker. Every multiply-add is written out (fmaf, and NVRTC's
+// --fmad=false): no instance fuses other pairs.
 //
 // Written for latency: a task runs once a layer, between the same SM's matvec tasks.
 //   - Code is small and its loops are rolled: 53 KB of straight code cost 9 us of instruction fetch
@@ -23,6 +24,7 @@
 //     16-bit cache), 32/(D/8) positions at a time, kBatch times before the first use.
 #pragma once
 #include "attention_output.cuh"
+#include "attention_place.cuh"
 #include "elements.cuh"
 
 namespace gpurt {
@@ -46,9 +48,7 @@ struct attention_of {
   static constexpr u32 kPartialFloats = kHeads * kHeadFloats;
   static constexpr u32 kQueryRows = 2048 / (GROUP * D) == 0 ? 1 : 2048 / (GROUP * D);
 
-  struct Place {
-    u32 slot, position;
-  };
+  using Place = PlaceOf<EXTRAS>;
 
   struct Scratch {
     Place place[kRowsMax];
@@ -95,16 +95,17 @@ struct attention_of {
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     Scratch& scratch = scratch_of(context);
     const u32 rows = context.step->rows;
-    if (context.thread < rows) {
-      const RowState row = context.rows[context.thread];
-      scratch.place[context.thread] = {row.slot, row.position};
-    }
+    if (context.thread < rows) scratch.place[context.thread] = Place::of(task, context);
     context.sync();
+    if constexpr (EXTRAS) {
+      if (task.addr[0] == 0)
+        return make_vectors(task, context, rows, 0, 0);  // keys and values only
+    }
     read_first_pages(task, context, rows);
     u32 most_log2 = 0;  // virtual warps of the longest row, rounded up to a power of two
 #pragma unroll 1
     for (u32 row = 0; row < rows; ++row) {
-      while (1u << most_log2 < virtual_warps(task, scratch.place[row].position)) ++most_log2;
+      while (1u << most_log2 < virtual_warps(task, scratch.place[row])) ++most_log2;
     }
     const u32 rows_at_once = min(kQueryRows, kItemsMax >> most_log2);
 #pragma unroll 1
@@ -161,16 +162,11 @@ struct attention_of {
   }
 
   // Those that have a chunk; once a window has left position 0, any of them may have one.
-  __device__ static u32 virtual_warps(const TaskRecord& task, u32 position) {
+  __device__ static u32 virtual_warps(const TaskRecord& task, const Place& place) {
     if constexpr (EXTRAS) {
-      if (first_seen(task.param[8], position) != 0) return kVirtualWarps;
+      if (first_seen(task.param[8], place.position) != 0) return kVirtualWarps;
     }
-    return min(kVirtualWarps, position / kChunk + 1);
-  }
-
-  // The first position that a row sees.
-  GPURT_FN static u32 first_seen(u32 window, u32 position) {
-    return window == 0 || position < window ? 0 : position + 1 - window;
+    return min(kVirtualWarps, (place.end() - 1) / kChunk + 1);
   }
 
   // First position of a virtual warp's first chunk: chunk c belongs to virtual warp c % 16.
@@ -188,7 +184,7 @@ struct attention_of {
     for (u32 at = context.thread; at < rows * kVirtualWarps; at += context.team_threads) {
       const u32 row = at / kVirtualWarps, warp = at % kVirtualWarps;
       const Place place = scratch.place[row];
-      if (warp < virtual_warps(task, place.position))
+      if (warp < virtual_warps(task, place))
         scratch.first_page[row][warp] = page_of(s, place, first_of(s, place, warp));
     }
   }
@@ -304,8 +300,8 @@ struct attention_of {
          item += context.team_threads / 32) {
       const u32 row = item >> most_log2, warp = item & ((1u << most_log2) - 1);
       const Place place = scratch.place[first + row];
-      if (warp >= virtual_warps(task, place.position)) continue;
-      const u32 count = place.position + 1;
+      if (warp >= virtual_warps(task, place)) continue;
+      const u32 count = place.end();
       const u32 seen = EXTRAS ? first_seen(s.window, place.position) : 0;
       const u32 start = first_of(s, place, warp);
       Chunk chunk;
@@ -431,7 +427,7 @@ struct attention_of {
     for (u32 at = context.thread; at < here * kHeads * kFours; at += context.team_threads) {
       const u32 row = at / (kHeads * kFours), h = at / kFours % kHeads;
       if (head + h >= GROUP) continue;
-      const u32 warps = virtual_warps(task, scratch.place[first + row].position);
+      const u32 warps = virtual_warps(task, scratch.place[first + row]);
       const f32* from = scratch.partial + (row << most_log2) * kPartialFloats + h * kHeadFloats;
       f32 top = from[D];
 #pragma unroll 4
@@ -468,7 +464,7 @@ struct attention_of {
     for (u32 base = context.thread / 32 * 32; base < jobs; base += context.team_threads) {
       const u32 at = min(base + context.thread % 32, jobs - 1);
       const u32 row = at / (heads * kFours), h = at / kFours % heads;
-      const u32 warps = virtual_warps(task, scratch.place[first + row].position);
+      const u32 warps = virtual_warps(task, scratch.place[first + row]);
       const f32* from = scratch.partial + (row << most_log2) * kPartialFloats + h * kHeadFloats;
       f32 top = from[D];
       for (u32 w = 1; w < warps; ++w) top = fmaxf(top, from[w * kPartialFloats + D]);

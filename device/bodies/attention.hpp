@@ -19,7 +19,8 @@ namespace gpurt::host {
 
 /// An attention task, decoded. Legend: D head dimension, G query heads of this kv head.
 struct AttentionTask {
-  const f32* q;           // [rows, heads * D]; if gated [rows, 2 * heads * D]: queries, then gates
+  const f32* q;           // [rows, heads * D]; if gated [rows, 2 * heads * D]: queries, then gates;
+                          // null: the cache is written, and nothing attends
   const f32* kv;          // [rows, 2 * kv_heads * D]
   void* k_cache;          // [pages, kv_heads, page, D]
   void* v_cache;          // the same
@@ -34,6 +35,7 @@ struct AttentionTask {
   u32 norm_kind;  // of q and k: 0 none, 1 with weights, 2 without
   bool gated;
   f32 out_eps;  // above 0: every query head's result is normed
+  bool block;   // a row sees to the end of its block
   u32 kv_head;
   u32 group;  // G
 
@@ -47,6 +49,15 @@ struct AttentionTask {
   /// The first position that a row at `position` sees.
   u32 first_seen(u32 position) const {
     return window != 0 && position + 1 > window ? position + 1 - window : 0;
+  }
+
+  /// The first position after those that row r of `count` sees.
+  u32 end_seen(const RowState* rows, u32 count, u32 r) const {
+    if (!block) return rows[r].position + 1;
+    u32 last = r;
+    while (last + 1 < count && rows[last + 1].slot == rows[r].slot) ++last;
+    const u32 end = rows[last].position + 1;
+    return window != 0 && rows[r].position + window < end ? rows[r].position + window : end;
   }
 };
 
@@ -72,6 +83,7 @@ inline AttentionTask read_attention(const TaskRecord& record) {
   task.norm_kind = record.param[10];
   task.gated = record.param[11] != 0;
   task.out_eps = param_f32(record, 12);
+  task.block = record.param[13] != 0;
   task.kv_head = record.tile[0];
   task.group = task.heads / task.kv_heads;
   return task;

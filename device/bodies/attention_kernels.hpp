@@ -189,8 +189,8 @@ GPURT_SIMD_FN void finish_head(const AttentionTask& task, const AttentionRow& ro
 }
 
 template <class C>
-GPURT_SIMD_FN void attend(const AttentionTask& task, const RowState& state, const AttentionRow& row,
-                          const f32* q, f32* out) {
+GPURT_SIMD_FN void attend(const AttentionTask& task, const RowState& state, u32 end,
+                          const AttentionRow& row, const f32* q, f32* out) {
   const u32 d = task.head_dim;
   for (u32 g = 0; g < task.group; ++g) {
     f32* const head = row.q + g * row.d_stride;
@@ -203,8 +203,8 @@ GPURT_SIMD_FN void attend(const AttentionTask& task, const RowState& state, cons
     row.total[g] = 0.0F;
   }
   const u32 first = task.first_seen(state.position);
-  for (u32 page = first / task.page * task.page; page <= state.position; page += task.page) {
-    const u32 left = state.position + 1 - page;
+  for (u32 page = first / task.page * task.page; page < end; page += task.page) {
+    const u32 left = end - page;
     const u64 at = task.cache_at(state.slot, page);
     attend_page(task, row, static_cast<const C*>(task.k_cache) + at,
                 static_cast<const C*>(task.v_cache) + at, first > page ? first - page : 0,
@@ -223,9 +223,11 @@ GPURT_SIMD_FN void attend_rows(const AttentionTask& task, const BodyContext& con
   write_cache<C>(task, context, head, row.d_stride);
   const u64 width = u64{task.heads} * task.head_dim;
   const u64 first = u64{task.kv_head} * task.group * task.head_dim;
+  if (!task.q) return;
   for (u32 r = 0; r < context.step->rows; ++r) {
+    const u32 end = task.end_seen(context.rows, context.step->rows, r);
     const f32* const q = task.q + r * width * (task.gated ? 2 : 1) + first;
-    attend<C>(task, context.rows[r], row, q, task.out + r * width + first);
+    attend<C>(task, context.rows[r], end, row, q, task.out + r * width + first);
   }
 }
 

@@ -10,6 +10,11 @@
 // store a NaN into a payload argument other than through canonical_*() (payload.hpp).
 #pragma once
 #include "../shared_memory.cuh"
+
+// 1 if a task of the plan is about rows of a table: the generated bodies.gen.cuh says so.
+#ifndef GPURT_OWN_ROWS
+#define GPURT_OWN_ROWS 0
+#endif
 #include "context.hpp"
 
 // Uniform for all threads and constant for the life of a launch, so the compiler may read its

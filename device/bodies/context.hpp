@@ -7,6 +7,11 @@
 #include "../payload.hpp"
 #include "../task_record.hpp"
 
+// On the GPU 0 for plans without tables: their kernels hold no word of it.
+#ifndef GPURT_OWN_ROWS
+#define GPURT_OWN_ROWS 1
+#endif
+
 namespace gpurt {
 
 // Parameter `i` as a float: the record holds its bit pattern.
@@ -48,6 +53,22 @@ GPURT_FN u32* step_sampled(const Program& program) {
   return step_sample_rows(program) + program.rows_capacity;
 }
 
+// ---- the rows that a task is about: the step's, or those of a table ---------------------------
+constexpr bool kOwnRows = GPURT_OWN_ROWS != 0;
+
+GPURT_FN bool has_own_rows(const TaskRecord& task) {
+  return kOwnRows && (task.flags & kTaskOwnRows) != 0;
+}
+GPURT_FN const StepState* task_step(const Program& program, const TaskRecord& task) {
+  return at<const StepState>(has_own_rows(task) ? task.addr[kAddrRows] : program.step_state);
+}
+GPURT_FN const RowState* task_rows(const Program& program, const TaskRecord& task) {
+  return reinterpret_cast<const RowState*>(task_step(program, task) + 1);
+}
+GPURT_FN const u32* task_sample_rows(const Program& program, const TaskRecord& task) {
+  return has_own_rows(task) ? at<const u32>(task.addr[kAddrSampleRows]) : step_sample_rows(program);
+}
+
 #if !GPURT_ON_DEVICE
 
 // One per worker, reused for every task. A body returns a FaultKind; kFaultNone is success.
@@ -65,6 +86,13 @@ struct BodyContext {
 };
 
 using HostBody = u32 (*)(const TaskRecord&, BodyContext&);
+
+// The rows that a task is about.
+inline void choose_rows(const TaskRecord& task, BodyContext& context) {
+  context.step = task_step(*context.program, task);
+  context.rows = task_rows(*context.program, task);
+  context.sample_rows = task_sample_rows(*context.program, task);
+}
 
 #endif
 

@@ -1,7 +1,8 @@
 // embed on the GPU: x[r] = table[token[r]], as float32.
 //
 // The table is row-major as stored: f32, f16, bf16, or GGUF's q4_1 and q8_0 blocks of 32. With eps
-// > 0 a row is normed: mean squares of all rows, a barrier, then each element is read again.
+// > 0 a row is normed: mean squares of all rows, a barrier, then each element is read again. A
+// scale comes last.
 #pragma once
 #include "elements.cuh"
 #include "row_norm.cuh"
@@ -9,6 +10,9 @@
 // 1 if an embed of the plan norms: the generated bodies.gen.cuh says so.
 #ifndef GPURT_EMBED_NORMS
 #define GPURT_EMBED_NORMS 0
+#endif
+#ifndef GPURT_EMBED_SCALES  // the same for a scale
+#define GPURT_EMBED_SCALES 0
 #endif
 
 namespace gpurt {
@@ -25,6 +29,10 @@ struct embed {
       const u32 row = at / eights, column = at % eights * 8;
       f32 value[8];
       read(task.addr[0], code, hidden, context.rows[row].token, column, value);
+      if constexpr (GPURT_EMBED_SCALES != 0) {
+#pragma unroll
+        for (u32 e = 0; e < 8; ++e) value[e] *= param_f32(task, 3);
+      }
       store8(x + u64(row) * hidden + column, value);
     }
   }
@@ -56,7 +64,8 @@ struct embed {
     f32* x = context.address<f32>(task, 1);
     for (u32 at = context.thread; at < rows * eights; at += context.team_threads) {
       const u32 row = at / eights, column = at % eights * 8;
-      const f32 scale = RowNorm::scale(scratch.partial[row], hidden, param_f32(task, 2));
+      f32 scale = RowNorm::scale(scratch.partial[row], hidden, param_f32(task, 2));
+      if constexpr (GPURT_EMBED_SCALES != 0) scale *= param_f32(task, 3);
       f32 value[8];
       read(task.addr[0], code, hidden, context.rows[row].token, column, value);
 #pragma unroll

@@ -1,5 +1,5 @@
 // embed: x[r] = table[token[r]]. The table is any float or block format; x is f32. With eps above 0
-// the row is divided by the root of its mean square.
+// the row is divided by the root of its mean square; then it is multiplied by scale.
 #pragma once
 #include "context.hpp"
 #include "matvec_task.hpp"
@@ -46,10 +46,32 @@ inline void embed_nvfp4(const u8* row, u32 count, f32* x) {
   }
 }
 
+/// One row of any format as floats.
+inline void embed_row(u32 dtype, const u8* from, u32 count, f32* to) {
+  switch (dtype) {
+    case kF32:
+      return embed_floats<f32>(from, count, to);
+    case kF16:
+      return embed_floats<F16>(from, count, to);
+    case kBf16:
+      return embed_floats<Bf16>(from, count, to);
+    case kNvfp4:
+      return embed_nvfp4(from, count, to);
+    case kQ41:
+      return embed_q4_1(from, count, to);
+    default:
+      return embed_q8_0(from, count, to);
+  }
+}
+
 inline void embed_norm(u32 count, f32 eps, f32* x) {
   f64 squares = 0.0;
   for (u32 i = 0; i < count; ++i) squares += static_cast<f64>(x[i]) * static_cast<f64>(x[i]);
   const f32 scale = static_cast<f32>(1.0 / __builtin_sqrt(squares / count + static_cast<f64>(eps)));
+  for (u32 i = 0; i < count; ++i) x[i] *= scale;
+}
+
+inline void embed_scale(u32 count, f32 scale, f32* x) {
   for (u32 i = 0; i < count; ++i) x[i] *= scale;
 }
 
@@ -62,30 +84,14 @@ struct embed {
     const u32 hidden = record.param[0];
     const u32 dtype = record.param[1];
     const f32 eps = param_f32(record, 2);
+    const f32 scale = param_f32(record, 3);
     const u64 stride = host::row_bytes(dtype, hidden);
     for (u32 row = 0; row < context.step->rows; ++row) {
       const u8* const from = table + context.rows[row].token * stride;
       f32* const to = x + row * u64{hidden};
-      switch (dtype) {
-        case kF32:
-          host::embed_floats<f32>(from, hidden, to);
-          break;
-        case kF16:
-          host::embed_floats<host::F16>(from, hidden, to);
-          break;
-        case kBf16:
-          host::embed_floats<host::Bf16>(from, hidden, to);
-          break;
-        case kNvfp4:
-          host::embed_nvfp4(from, hidden, to);
-          break;
-        case kQ41:
-          host::embed_q4_1(from, hidden, to);
-          break;
-        default:
-          host::embed_q8_0(from, hidden, to);
-      }
+      host::embed_row(dtype, from, hidden, to);
       if (eps > 0.0F) host::embed_norm(hidden, eps, to);
+      if (scale != 1.0F) host::embed_scale(hidden, scale, to);
     }
     return kFaultNone;
   }

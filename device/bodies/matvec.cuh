@@ -236,13 +236,16 @@ struct matvec : MatvecTask {
   GPURT_FN static u32 way_of(const TaskRecord& task) {
     const u32 is_bf16 = task.param[kXDtype] == kBf16 ? 1 : 0;
     if constexpr (kTeamWarps == 1) return is_bf16;
-    const u32 rows = task.param[kSampled] != 0 ? shared().sample_count : shared().rows;
+    const u32 rows = MatvecStep::most(task, task.param[kSampled] != 0);
     return rows == 1 ? is_bf16 : rows <= kRowTile ? is_bf16 + 2 : is_bf16 + 4;
   }
 
   template <u32 WAY>
   GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32& half) {
     constexpr u32 x = WAY % 2 == 1 ? kBf16 : kF32;
+    if constexpr (kOwnRows) {
+      if (MatvecStep::is_void(slot_of(turn).record)) return MatvecStep::pass_void(cursor);
+    }
     if constexpr (kTeamWarps == 1) {
       run_single<x>(turn, cursor);
     } else {

@@ -6,6 +6,7 @@
 #pragma once
 #include "matvec_activations.cuh"
 #include "matvec_scale.cuh"
+#include "matvec_step.cuh"
 
 namespace gpurt {
 
@@ -62,7 +63,7 @@ struct MatvecTask {
   GPURT_FN static Shape shape_of(const TaskRecord& task) {
     Shape s;
     s.k = task.param[kK];
-    s.rows = task.param[kSampled] != 0 ? shared().sample_count : shared().rows;
+    s.rows = MatvecStep::count(task, task.param[kSampled] != 0);
     s.tile_log2 = 31 - __clz((task.tile[1] - task.tile[0] + 15) / 16);
     s.chunks = (s.k + 63) / 64;
     s.norm = task.addr[kArgNorm];
@@ -81,7 +82,7 @@ struct MatvecTask {
 
   // Row of x (and of the residual) that belongs to row `j` of the output.
   GPURT_FN static u32 source_row(const TaskRecord& task, u32 j) {
-    return task.param[kSampled] != 0 ? step_sample_rows(gpurt_program)[j] : j;
+    return task.param[kSampled] != 0 ? MatvecStep::sample_row(task, j) : j;
   }
 
   GPURT_FN static u32 tile_rows(const Shape& s, u32 tile) {

@@ -27,8 +27,12 @@
 #if __has_include("combine.hpp")
 #include "combine.hpp"
 #endif
+#include "block_conv.hpp"
+#include "candidates.hpp"
 #include "collect.hpp"
 #include "draft_ngram.hpp"
+#include "draft_rows.hpp"
+#include "draft_walk.hpp"
 #include "publish.hpp"
 
 namespace gpurt {
@@ -67,6 +71,10 @@ inline constexpr HostBodyEntry kHostBodies[] = {
     {"publish", &publish::run},
     {"collect", &collect::run},
     {"draft_ngram", &draft_ngram::run},
+    {"draft_rows", &draft_rows::run},
+    {"block_conv", &block_conv::run},
+    {"candidates", &candidates::run},
+    {"draft_walk", &draft_walk::run},
 };
 
 // Null if there is no such body.

@@ -47,6 +47,12 @@ inline f64 sample_uniform(u64 seed, u32 position) {
 
 namespace gpurt::host {
 
+/// Maps floats to integers so that larger floats come first. -0 and 0 are equal.
+inline u32 falling_key(f32 value) {
+  const u32 bits = std::bit_cast<u32>(value + 0.0F);
+  return (bits & 0x80000000U) ? bits : 0x7fffffffU - bits;
+}
+
 /// Candidates in the order of the definition, sorted as far as somebody asked.
 class Candidates {
  public:
@@ -56,7 +62,7 @@ class Candidates {
     for (u32 i = 0; i < count; ++i) {
       if (weights[i] == 0.0F) continue;
       total_ += static_cast<f64>(weights[i]);
-      keys_[size_++] = (u64{falling(logits[i])} << 32) | i;
+      keys_[size_++] = (u64{falling_key(logits[i])} << 32) | i;
     }
   }
 
@@ -66,12 +72,6 @@ class Candidates {
   f64 weight(u32 rank) { return static_cast<f64>(weights_[token(rank)]); }
 
  private:
-  /// Maps floats to integers so that larger floats come first. -0 and 0 are equal.
-  static u32 falling(f32 value) {
-    const u32 bits = std::bit_cast<u32>(value + 0.0F);
-    return (bits & 0x80000000U) ? bits : 0x7fffffffU - bits;
-  }
-
   u64 key(u32 rank) {
     while (rank >= sorted_) {
       const u32 step = std::min(std::max(sorted_, 64U), size_ - sorted_);

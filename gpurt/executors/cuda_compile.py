@@ -19,7 +19,7 @@ from typing import Any
 
 from gpurt.body import STAGE_BYTES, Body, Param, Target
 from gpurt.errors import CacheWarning, DeviceError, GraphError
-from gpurt.plan import Plan
+from gpurt.plan import TASK_OWN_ROWS, Plan
 from gpurt.source import source_dir
 
 GENERATED = "bodies.gen.cuh"
@@ -29,7 +29,7 @@ PROGRAM_SYMBOL = "gpurt_program"
 BUILT_IN = (
     *("noop", "matvec", "embed", "attention", "sample", "rearm", "publish", "collect"),
     *("matvec_f32", "gated_residual", "route", "expert_matvec", "combine"),
-    "draft_ngram",
+    *("draft_ngram", "draft_rows", "block_conv", "candidates", "draft_walk"),
 )
 SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes of device/shared_memory.cuh, by team
 SLOT_BYTES = 3072  # slots and barriers there, rounded up
@@ -224,6 +224,10 @@ def _features(plan: Plan) -> list[str]:
         "GPURT_EMBED_NORMS": any(
             t.body == "embed" and any(float(p) > 0 for p in t.params[2:3]) for t in tasks
         ),
+        "GPURT_EMBED_SCALES": any(
+            t.body == "embed" and any(float(p) != 1 for p in t.params[3:4]) for t in tasks
+        ),
+        "GPURT_OWN_ROWS": any(t.flags & TASK_OWN_ROWS for t in tasks),
     }
     return [f"#define {name} 1" for name, wanted in found.items() if wanted]
 
@@ -232,7 +236,10 @@ def _attention_struct(plan: Plan) -> list[str]:
     """`attention`, which picks the instance of a task's shape: head size, group, cache dtype, and
     whether it can do more than plain causal attention.
     """
-    shapes = {attention_shape(task.params) for task in plan.tasks if task.body == "attention"}
+    tasks = [task for task in plan.tasks if task.body == "attention"]
+    shapes = {attention_shape(task.params) for task in tasks}
+    # One without queries writes the cache only.
+    shapes |= {(*attention_shape(t.params)[:3], True) for t in tasks if t.addr[0] is None}
     lines = [
         "namespace gpurt {",
         "struct attention {",
@@ -250,7 +257,7 @@ def _attention_struct(plan: Plan) -> list[str]:
 
 def attention_shape(params: Sequence[Param]) -> tuple[int, int, int, bool]:
     """(head size, query heads a kv head, cache dtype, whether it has a window, a gate, an output
-    norm, weight-less norms or no rotation). Raises: GraphError for others than the body takes.
+    norm, weight-less norms, no rotation or blocks). Raises: GraphError for what no body takes.
     """
     heads, kv_heads, dim, cache = (int(params[i]) for i in (0, 1, 2, 7))
     if dim not in (64, 128):
@@ -262,7 +269,7 @@ def attention_shape(params: Sequence[Param]) -> tuple[int, int, int, bool]:
         raise GraphError(f"{msg} - the CUDA body takes powers of two from {PAGE_MIN} on")
     window, rope, norm_kind, gated, out_eps = [float(p) for p in params[8:13]] or [0, 1, 0, 0, 0]
     extras = window != 0 or rope == 0 or norm_kind > 1 or gated != 0 or out_eps != 0
-    return dim, heads // kv_heads, cache, extras
+    return dim, heads // kv_heads, cache, extras or any(params[13:14])
 
 
 def _user_struct(body: Body) -> list[str]:

@@ -49,7 +49,7 @@ def load_folder(folder: Path, progress: Progress | None = None) -> Model:
     """
     if not folder.is_dir():
         raise ModelError(f"no such folder - at {folder} - give the path of a model folder")
-    values = _read_json(folder / _CONFIG)
+    values = read_json(folder / _CONFIG)
     at = str(folder / _CONFIG)
     need(
         values.get("model_type") in (*_MODEL_TYPES, *_MOE_TYPES),
@@ -107,7 +107,7 @@ def config_from_json(values: dict[str, Any], path: str) -> LlamaConfig:
     # transformers' own defaults: llama divides, qwen3 says 128
     head_dim = integer(values, "head_dim", path, 128 if model_type == "qwen3" else hidden // heads)
     check_heads(heads, kv_heads, head_dim, path)
-    theta, scaling = _rope(values, path)
+    theta, scaling = rope_of(values, path)
     return LlamaConfig(
         architecture=str(model_type),
         hidden=hidden,
@@ -126,7 +126,7 @@ def config_from_json(values: dict[str, Any], path: str) -> LlamaConfig:
     )
 
 
-def _rope(values: dict[str, Any], path: str) -> tuple[float, RopeScaling | None]:
+def rope_of(values: dict[str, Any], path: str) -> tuple[float, RopeScaling | None]:
     """Theta and scaling, from `rope_parameters` or the older `rope_theta` and `rope_scaling`."""
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     need(isinstance(rope, dict), f"rope settings are {rope!r}", path, "they must be an object")
@@ -166,10 +166,11 @@ def _template(folder: Path) -> str | None:
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds. Raises: ModelError."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpurt.body import Target, Tile
 from gpurt.buffer import Region
@@ -11,6 +12,7 @@ from gpurt.graph import Operator
 from gpurt.plan import (
     ADDRS_PER_TASK,
     PARAMS_PER_TASK,
+    TASK_OWN_ROWS,
     TASK_PAYLOAD_IN,
     TASK_PAYLOAD_OUT,
     PlanRegion,
@@ -19,6 +21,7 @@ from gpurt.plan import (
 from gpurt.planner import cost
 from gpurt.planner.draft import DraftOp, DraftTask
 from gpurt.planner.memory import BufferMap
+from gpurt.wire import ADDR_SAMPLE_ROWS, row_table_rows, sample_rows_offset_bytes
 
 
 def cut(op: Operator, target: Target) -> list[Tile]:
@@ -26,6 +29,8 @@ def cut(op: Operator, target: Target) -> list[Tile]:
     if op.body.tile is None:
         return [Tile((0, 0, 0, 0), op.reads, op.writes)]
     tiles = op.body.tile(op, target)
+    if op.rows is not None:
+        tiles = [replace(tile, reads=(*tile.reads, op.rows)) for tile in tiles]
     if not tiles:
         msg = f"{op.body.name} gives 0 tiles for {target.kind}"
         raise GraphError(f"{msg} - at {op.path} - its tiler must return one or more")
@@ -45,8 +50,9 @@ def draft_op(
 ) -> DraftOp:
     """The operator without its tasks. Raises: GraphError if a record cannot hold it."""
     names = list(op.args) if op.body.is_user or not op.body.args else [a.name for a in op.body.args]
+    room = ADDRS_PER_TASK if op.rows is None else ADDR_SAMPLE_ROWS
     for what, count, limit in (
-        ("arguments", len(names), ADDRS_PER_TASK),
+        ("arguments", len(names), room),
         ("parameters", len(op.params), PARAMS_PER_TASK),
     ):
         if count > limit:
@@ -69,6 +75,14 @@ def draft_op(
         mask |= (is_symmetric or region.buffer.index in payload) << position
     flags = TASK_PAYLOAD_IN * any(r.buffer.index in payload for r in op.reads)
     flags |= TASK_PAYLOAD_OUT * any(r.buffer.index in payload for r in op.writes)
+    if op.rows is not None:
+        flags |= TASK_OWN_ROWS
+        table = op.rows.buffer
+        addr += [None] * (room - len(addr))
+        addr += [
+            (table.index, sample_rows_offset_bytes(row_table_rows(table.shape[0]))),
+            (table.index, 0),
+        ]
     variant = op.body.variant
     return DraftOp(
         op.index,

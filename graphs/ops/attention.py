@@ -16,6 +16,9 @@ rows a step has nor on the context's capacity.
                 slot are then a ring: position p lies in page (p / page) % pages_per_slot
   gated         q is [rows, 2*heads*D]: all query heads, then their gates g; out *= sigmoid(g)
   out_eps       above 0: o * rsqrt(mean(o^2) + out_eps) of every query head, before the gate
+  block         1: rows of one sequence side by side are a block, and each sees to its end, with a
+                window up to position i + window - 1; else it sees up to itself
+Without q and out nothing attends: keys and values go to the cache.
 """
 
 from __future__ import annotations
@@ -40,13 +43,13 @@ _COST_POSITIONS = 256  # positions a task is costed at: its true length is known
 
 def attention(
     graph: Graph,
-    q: Operand,
+    q: Operand | None,
     kv: Operand,
     k_cache: Buffer,
     v_cache: Buffer,
     page_table: Buffer,
     rope: Buffer | None,
-    out: Operand,
+    out: Operand | None,
     *,
     heads: int,
     qk_norm: Buffer | None = None,
@@ -56,25 +59,30 @@ def attention(
     weightless_qk_norm: bool = False,
     gated: bool = False,
     out_eps: float = 0.0,
+    block: bool = False,
+    sequence_rows: int | None = None,
     name: str = "attention",
 ) -> Operator:
     """Add the attention of a step's rows. k_cache and v_cache share a dtype: f32, f16, bf16 or
     e4m3, which has no scale: what is beyond 448 becomes 448.
 
-    q, out: [rows, heads*D] f32. The module docstring has the other shapes. scale: default D**-0.5.
+    q, out: [rows, heads*D] f32, or None to write the cache only. The module docstring has the other
+    shapes. scale: default D**-0.5. sequence_rows: the most that are of one sequence; default: all.
     rope: None to rotate nothing. Raises: GraphError if a ring of pages is shorter than its window
     and the rows of a step, or if q and out do not fit the heads.
     """
     _, kv_heads, page, head_dim = k_cache.shape
     where, width = f"{graph.name}.{name}", heads * head_dim
-    if region_of(q).shape[-1] != width * (1 + gated) or region_of(out).shape[-1] != width:
-        msg = f"q has {region_of(q).shape[-1]} columns and out {region_of(out).shape[-1]}"
+    found = [0 if operand is None else region_of(operand).shape[-1] for operand in (q, out)]
+    if found not in ([0, 0], [width * (1 + gated), width]):
+        msg = f"q has {found[0]} columns and out {found[1]}"
         need = f"q needs {width * (1 + gated)}, out {width}"
         raise GraphError(f"{msg}, for {heads} heads of {head_dim} - at {where} - {need}")
-    need_pages = ring_pages(window, graph.rows, graph.context, page)
+    rows = sequence_rows or region_of(kv).shape[0]
+    need_pages = ring_pages(window, rows, graph.context, page)
     if page_table.shape[1] < need_pages:
         msg = f"a slot has {page_table.shape[1]} pages of {page}, window {window}"
-        raise GraphError(f"{msg} - at {where} - {graph.rows} rows a step need {need_pages}")
+        raise GraphError(f"{msg} - at {where} - {rows} rows a step need {need_pages}")
     return graph.op(
         ATTENTION,
         {
@@ -101,7 +109,14 @@ def attention(
         qk_norm_kind=2 if weightless_qk_norm else int(qk_norm is not None),
         gated=int(gated),
         out_eps=float(out_eps),
+        block=int(block),
     )
+
+
+def slot_pages(graph: Graph, name: str, per_slot: int) -> Buffer:
+    """A page table that gives every slot so many pages of its own, in order."""
+    pages = np.arange(graph.slots * per_slot, dtype=np.uint32).reshape(graph.slots, -1)
+    return graph.state(name, [graph.slots, per_slot], "u32", source=pages)
 
 
 def ring_pages(window: int, rows: int, context: int, page: int) -> int:
@@ -125,17 +140,20 @@ def tile_attention(op: Operator, target: Target) -> list[Tile]:
         return [(half * kv_heads + head) * group for half in range(halves)]
 
     tiles = []
+    attends = "q" in op.args
     for head in range(kv_heads):
         low, high = head * head_dim, (head + 1) * head_dim
         caches = [part(op.args[name], 1, head, head + 1) for name in ("k_cache", "v_cache")]
         reads = [
-            *(columns(op.args["q"], base, base + group) for base in bases(head)),
+            *(columns(op.args["q"], base, base + group) for base in bases(head) if attends),
             columns(op.args["kv"], low, high),
             columns(op.args["kv"], width + low, width + high),
             *caches,
             *shared,
         ]
-        writes = [*caches, columns(op.args["out"], head * group, (head + 1) * group)]
+        writes = list(caches)
+        if attends:
+            writes.append(columns(op.args["out"], head * group, (head + 1) * group))
         element_bytes = op.args["k_cache"].buffer.dtype.row_bytes(1)
         cost_bytes = 2 * _COST_POSITIONS * head_dim * element_bytes + 8 * group
         tiles.append(Tile((head, 0, 0, 0), tuple(reads), tuple(writes), cost_bytes=cost_bytes))
@@ -143,7 +161,7 @@ def tile_attention(op: Operator, target: Target) -> list[Tile]:
 
 
 def attention_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
-    """The contract above, in float32, one row after another. Caches are written in place."""
+    """The contract above, in float32: all rows into the caches, in place, then row by row."""
     heads, kv_heads, head_dim, page = (
         int(op.params[name]) for name in ("heads", "kv_heads", "head_dim", "page")
     )
@@ -156,21 +174,31 @@ def attention_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: 
     scale, eps = np.float32(op.params["scale"]), np.float32(op.params["eps"])
     for row in range(len(step.token)):
         slot, position = int(step.slot[row]), int(step.position[row])
-        q = required(op, arrays, "q")[row].astype(np.float32).reshape(-1, heads, head_dim)
         kv = required(op, arrays, "kv")[row].astype(np.float32).reshape(2, kv_heads, head_dim)
-        q_HD, k_KD, v_KD = q[0], kv[0], kv[1]
+        k_KD, v_KD = kv[0], kv[1]
         if kind:
             assert qk_norm is not None
-            q_HD, k_KD = _rms(q_HD, qk_norm[0], eps), _rms(k_KD, qk_norm[1], eps)
+            k_KD = _rms(k_KD, qk_norm[1], eps)
         if rope is not None and op.params["rope"]:
-            q_HD, k_KD = _rotate(q_HD, rope[position]), _rotate(k_KD, rope[position])
-        first = max(0, position + 1 - window) if window else 0
-        seen = np.arange(first, position + 1)
-        pages = table[slot, seen // page % table.shape[1]].astype(np.int64)
-        where = int(pages[-1]), position % page
+            k_KD = _rotate(k_KD, rope[position])
+        where = int(table[slot, position // page % table.shape[1]]), position % page
         dtype = op.args["k_cache"].buffer.dtype
         k_cache[where[0], :, where[1]] = to_float32(to_storage(k_KD, dtype), dtype)
         v_cache[where[0], :, where[1]] = to_float32(to_storage(v_KD, dtype), dtype)
+    if "q" not in op.args:
+        return
+    for row in range(len(step.token)):
+        slot, position = int(step.slot[row]), int(step.position[row])
+        q = required(op, arrays, "q")[row].astype(np.float32).reshape(-1, heads, head_dim)
+        q_HD = q[0]
+        if kind:
+            assert qk_norm is not None
+            q_HD = _rms(q_HD, qk_norm[0], eps)
+        if rope is not None and op.params["rope"]:
+            q_HD = _rotate(q_HD, rope[position])
+        first = max(0, position + 1 - window) if window else 0
+        seen = np.arange(first, _end(op, step, row))
+        pages = table[slot, seen // page % table.shape[1]].astype(np.int64)
         k_KPD = np.asarray(k_cache[pages, :, seen % page], np.float32).transpose(1, 0, 2)
         v_KPD = np.asarray(v_cache[pages, :, seen % page], np.float32).transpose(1, 0, 2)
         q_KGD = q_HD.reshape(kv_heads, heads // kv_heads, head_dim)
@@ -184,6 +212,18 @@ def attention_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: 
         if op.params["gated"]:
             out_HD = out_HD / (1.0 + np.exp(-q[1]))
         required(op, arrays, "out")[row] = out_HD.reshape(-1)
+
+
+def _end(op: Operator, step: StepRows, row: int) -> int:
+    """The first position that a row does not see."""
+    position, window = int(step.position[row]), int(op.params["window"])
+    if not op.params["block"]:
+        return position + 1
+    last = row
+    while last + 1 < len(step.token) and step.slot[last + 1] == step.slot[row]:
+        last += 1
+    end = int(step.position[last]) + 1
+    return min(end, position + window) if window else end
 
 
 def _rms(x_HD: NDArray[Any], weight_D: NDArray[Any], eps: np.float32) -> NDArray[Any]:
@@ -201,14 +241,14 @@ def _rotate(x_HD: NDArray[Any], rope_D: NDArray[Any]) -> NDArray[Any]:
 ATTENTION = Body(
     name="attention",
     args=(
-        Arg("q", "r"),
+        Arg("q", "r", optional=True),
         Arg("kv", "r"),
         Arg("k_cache", "rw"),
         Arg("v_cache", "rw"),
         Arg("page_table", "r"),
         Arg("rope", "r", optional=True),
         Arg("qk_norm", "r", optional=True),
-        Arg("out", "w"),
+        Arg("out", "w", optional=True),
     ),
     params=(
         "heads",
@@ -224,6 +264,7 @@ ATTENTION = Body(
         "qk_norm_kind",
         "gated",
         "out_eps",
+        "block",
     ),
     tile=tile_attention,
     reference=attention_reference,

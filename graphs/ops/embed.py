@@ -1,6 +1,7 @@
 """embed: x[r] = table[token[r]]. One task; the rows and their tokens come from the StepState.
 
 eps > 0   x[r] = v * rsqrt(mean(v^2) + eps): the RMS norm without weights of the looked-up row
+scale     x[r] is multiplied by it last
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
 
 
 def embed(
-    graph: Graph, table: Operand, x: Operand, *, eps: float = 0.0, name: str = "embed"
+    graph: Graph,
+    table: Operand,
+    x: Operand,
+    *,
+    eps: float = 0.0,
+    scale: float = 1.0,
+    name: str = "embed",
 ) -> Operator:
     """Add the embedding of a step's tokens.
 
@@ -36,6 +43,7 @@ def embed(
         hidden=table_VH.shape[-1],
         table_dtype=dtype_code(table_VH.buffer.dtype),
         eps=float(eps),
+        scale=float(scale),
     )
 
 
@@ -59,13 +67,13 @@ def embed_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: Step
     eps = np.float32(op.params["eps"])
     if eps > 0:
         rows = rows / np.sqrt(np.mean(rows * rows, axis=-1, keepdims=True) + eps)
-    x[: len(step.token)] = rows
+    x[: len(step.token)] = rows * np.float32(op.params["scale"])
 
 
 EMBED = Body(
     name="embed",
     args=(Arg("table", "r"), Arg("x", "w")),
-    params=("hidden", "table_dtype", "eps"),
+    params=("hidden", "table_dtype", "eps", "scale"),
     tile=tile_embed,
     reference=embed_reference,
     payload=True,

@@ -91,6 +91,8 @@ def _check_rows(op: Operator) -> None:
     rows = op.args["x"].shape[0]
     if rows > ROWS_MAX:
         msg = f"{rows} rows a step, the CUDA body takes {ROWS_MAX} - at {op.path}"
+        if op.rows is not None:  # slots times a block
+            raise GraphError(f"{msg} - propose fewer tokens, or build the graph with fewer slots")
         raise GraphError(f"{msg} - build the graph with rows={ROWS_MAX} or fewer")
 
 

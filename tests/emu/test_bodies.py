@@ -15,6 +15,7 @@ MODULES = {
         "one_op",
         "test_attention_extras",
         "test_combine",
+        "test_dflash",
         "test_expert_matvec",
         "test_gated_residual",
         "test_matvec_f32",
@@ -36,8 +37,22 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("test_route", "test_a_forced_table_chooses_by_position_and_slot", ()),
     ("test_expert_matvec", "test_slots_that_no_expert_took_do_nothing", ()),
     ("test_matvec_f32", "test_bits_do_not_depend_on_rows_or_team", ((13, 192),)),
+    *(
+        ("test_dflash", "test_block_conv_equals_its_reference", (blocks, plain, 192, 2, 16))
+        for blocks, plain in (("one", False), ("next", True))
+    ),
+    ("test_dflash", "test_block_conv_equals_its_reference", ("two", False, 68, 3, 2)),
+    ("test_dflash", "test_candidates_equal_their_reference", (300, 16, 64, 16)),
+    ("test_dflash", "test_candidates_equal_their_reference", (129, 1, 32, 1)),
+    ("test_dflash", "test_a_greedy_walk_equals_its_reference", ("two", 48, 16, 40, "bf16", 16)),
+    ("test_dflash", "test_a_greedy_walk_equals_its_reference", ("next", 40, 8, 0, "", 1)),
+    ("test_dflash", "test_a_sampled_walk_draws_with_the_number_of_the_row_before", ()),
+    ("test_dflash", "test_a_slot_whose_values_are_no_numbers_ends_the_proposals", ()),
+    ("test_dflash", "test_a_table_holds_a_block_for_every_sequence_that_sampled", (5,)),
     ("test_attention_extras", "test_attention_equals_its_reference", (extras.CASES[0], "f32")),
     ("test_attention_extras", "test_attention_equals_its_reference", (extras.CASES[0], "e4m3")),
+    ("test_attention_extras", "test_attention_equals_its_reference", (extras.CASES[-2], "f32")),
+    ("test_attention_extras", "test_without_queries_the_caches_get_what_attention_writes", (16,)),
 ]
 
 

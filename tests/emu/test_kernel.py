@@ -15,12 +15,14 @@ import pytest
 
 from gpurt.executors.base import Options
 from tests.gpu import (
+    test_dflash,
     test_draft_ngram,
     test_dynamic,
     test_faults,
     test_llama,
     test_matvec,
     test_muse_spark,
+    tiny_dflash,
     tiny_llama,
     tiny_muse,
 )
@@ -34,6 +36,9 @@ LLAMA = replace(
 MUSE = replace(
     tiny_muse.CONFIG, hidden=128, heads=2, kv_heads=1, vocab=VOCAB, intermediate=160, experts=7
 )
+DRAFT = replace(
+    tiny_dflash.DRAFT, hidden=128, heads=2, kv_heads=1, vocab=VOCAB, intermediate=160, block=5
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +46,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models, prompts and texts of a size for one host thread."""
     monkeypatch.setattr(tiny_llama, "CONFIG", LLAMA)
     monkeypatch.setattr(tiny_muse, "CONFIG", MUSE)
+    monkeypatch.setattr(tiny_dflash, "DRAFT", DRAFT)
+    monkeypatch.setattr(test_dflash, "PROMPT", PROMPT)
+    monkeypatch.setattr(test_dflash, "COUNT", 6)
     for module in (test_llama, test_muse_spark):
         monkeypatch.setattr(module, "PROMPT", PROMPT)
         monkeypatch.setattr(module, "COUNT", COUNT)
@@ -205,6 +213,14 @@ def test_more_live_slots_than_the_plan_has_are_a_fault() -> None:
 
 def test_ngram_keeps_the_text() -> None:
     test_draft_ngram.test_the_text_is_that_without_a_drafter(1, {})
+
+
+def test_dflash_keeps_the_text_of_a_prompt_of_several_steps() -> None:
+    test_dflash.test_a_step_that_samples_nothing_streams_no_weights_of_the_drafter(16)
+
+
+def test_dflash_proposes_what_the_host_does() -> None:
+    test_dflash.test_proposals_are_those_of_the_host_where_scores_are_clear("claim", "payload")
 
 
 @pytest.mark.parametrize("policy", ["static", "claim", "ready"])

@@ -53,13 +53,14 @@ extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads + 32, 1) run_ta
 
 @dataclass
 class Step:
-    """A step's rows: slot and position of each; which of them are sampled."""
+    """A step's rows: slot and position of each; which of them are sampled; their RowFlags."""
 
     slots: Sequence[int]
     positions: Sequence[int]
     tokens: Sequence[int] = ()
     sample_rows: Sequence[int] = ()
     number: int = 0
+    flags: Sequence[int] = ()
     slot_states: NDArray[Any] = field(default_factory=lambda: np.zeros(4, wire.SLOT_STATE))
 
 
@@ -133,6 +134,7 @@ class OneTask:
         row = state[begin : begin + 16 * wire.ROW_STATE.itemsize].view(wire.ROW_STATE)
         row["slot"][:rows], row["position"][:rows] = step.slots, step.positions
         row["token"][: len(step.tokens)] = step.tokens
+        row["flags"][: len(step.flags)] = step.flags
         begin += 16 * wire.ROW_STATE.itemsize
         sample = state[begin : begin + 64].view(np.uint32)
         sample[: len(step.sample_rows)] = step.sample_rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -33,9 +33,11 @@ class Case:
     norm: int = 2  # as qk_norm_kind
     gated: bool = True
     out_eps: float = 1e-5
+    block: bool = False
 
     def __str__(self) -> str:
         flags = f"n{self.norm}{'r' if self.rope else ''}{'g' if self.gated else ''}"
+        flags += "b" if self.block else ""
         return f"{self.heads}x{self.dim}-w{self.window}-{flags}{'o' if self.out_eps else ''}"
 
 
@@ -48,6 +50,9 @@ CASES = [
     Case(window=20, norm=0, gated=False, out_eps=0),
     Case(heads=9, kv_heads=1, dim=128, rope=False, norm=0),  # several passes over the heads
     Case(gated=False),
+    Case(block=True, norm=1, gated=False, out_eps=0),
+    Case(window=20, block=True, norm=1, gated=False, out_eps=0),
+    Case(window=3, block=True, norm=0, gated=False, out_eps=0),  # less than a block
 ]
 STEPS = {
     "first token": Step([0], [0]),
@@ -91,6 +96,7 @@ def operator(case: Case, dtype: str) -> Operator:
         weightless_qk_norm=case.norm == 2,
         gated=case.gated,
         out_eps=case.out_eps,
+        block=case.block,
     )
 
 
@@ -155,3 +161,16 @@ def test_bits_do_not_depend_on_team_or_on_the_rows_beside(case: Case) -> None:
         got = run_op(op, alone, Step([0], [60 + row]), runner(case, "bf16"))
         caches = {name: got[name] for name in caches}
         assert got["out"][0].tobytes() == both[0]["out"][row].tobytes(), f"row {row}"
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_without_queries_the_caches_get_what_attention_writes(team: int) -> None:
+    case, dtype, step = Case(norm=1, gated=False, out_eps=0), "f32", STEPS["mixed slots"]
+    whole = operator(case, dtype)
+    arrays = inputs(whole, step, dtype)
+    bare = replace(whole, args={n: r for n, r in whole.args.items() if n not in ("q", "out")})
+    few = {name: arrays[name] for name in bare.args}
+    one = runner(case, dtype, team)
+    seen, want = run_op(bare, few, step, one), run_op(whole, arrays, step, one)
+    for name in ("k_cache", "v_cache"):
+        assert seen[name].tobytes() == want[name].tobytes()

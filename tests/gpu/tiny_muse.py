@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpurt.buffer import DTYPES, e4m3
 from gpurt.graph import Graph
+from gpurt.graphs.dflash import DraftModel
 from gpurt.graphs.muse_spark import MuseSparkConfig, build
 from gpurt.graphs.ops.dtypes import to_bf16, to_float32
 from gpurt.loaders.model import WeightSource
@@ -45,7 +46,14 @@ PAGE = 16
 
 
 def tiny_muse(
-    rows: int = 16, slots: int = 1, context: int = 128, draw: int = 0, **changes: Any
+    rows: int = 16,
+    slots: int = 1,
+    context: int = 128,
+    draw: int = 0,
+    draft: str = "none",
+    proposals: int = 15,
+    draft_model: DraftModel | None = None,
+    **changes: Any,
 ) -> Graph:
     """The graph in bf16. changes: fields of the config. draw: another set of weights."""
     config = replace(CONFIG, **changes)
@@ -63,6 +71,9 @@ def tiny_muse(
         kv_dtype="bf16",
         weight_dtype="bf16",
         page=PAGE,
+        draft=draft,
+        proposals=proposals,
+        draft_model=draft_model,
     )
 
 

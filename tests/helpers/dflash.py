@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import Qwen3Config
 
 from gpurt.graphs.dflash import DFlashConfig
@@ -42,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sliding": {"windows": (7, 7, 7)},
     "window-within-block": {"windows": (0, 3, 0), "block": 9},
     "window-1": {"windows": (1, 1, 0), "block": 4},
-    "mixed-causal": {"windows": (7, 0, 19), "causal": (True, False, True)},
+    "mixed-causal": {"windows": (7, 0, 7), "causal": (True, False, True)},
     "all-causal": {"causal": (True, True, True), "block": 5},
     "one-layer": {"layers": 1, "windows": (5,), "causal": (False,), "taps": (2,), "block": 2},
     "three-conv-taps": {"conv_taps": 3, "conv_group": 8, "block": 7},
@@ -123,11 +126,18 @@ def package_model(model: DFlash) -> Any:
     made = Qwen3Config(**values)
     made._attn_implementation = "sdpa"
     theirs = getattr(dflash, values["architectures"][0])(made).eval()
-    for layer, window in zip(theirs.layers, model.config.windows, strict=True):
-        layer.self_attn.sliding_window = window or None  # a config has one window for all layers
     state = {
         f"{name}.weight" if name.endswith("codebook") else name: tensor
         for name, tensor in model.state_dict().items()
     }
     theirs.load_state_dict(state)
     return theirs
+
+
+def save_dflash(model: DFlash, folder: Path, dtype: str = "float32") -> Path:
+    """Write a drafter's folder, tensors by their released names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: w.to(getattr(torch, dtype)) for name, w in model.state_dict().items()}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config_values(model.config)))
+    return folder

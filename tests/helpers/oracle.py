@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gpurt.body import StepRows
 from gpurt.buffer import Buffer
 from gpurt.graph import Graph, Operator
+from gpurt.graphs.ops.draft_rows import table_rows
 from gpurt.graphs.ops.dtypes import to_float32, to_storage
 
 
@@ -52,7 +53,7 @@ class GraphOracle:
         for op in operators:
             assert op.body.reference is not None, op.path
             arrays = {name: self.arrays[region.buffer.name] for name, region in op.args.items()}
-            op.body.reference(op, arrays, step)
+            op.body.reference(op, arrays, self._rows(op, step))
             for region in op.writes:
                 self._round(region.buffer)
 
@@ -71,6 +72,9 @@ class GraphOracle:
             position = len(prompt) + len(tokens) - 1
             tokens += self.step(step_rows([tokens[-1]], [position], [slot]))
         return tokens
+
+    def _rows(self, op: Operator, step: StepRows) -> StepRows:
+        return step if op.rows is None else table_rows(self.arrays[op.rows.buffer.name])
 
     def _round(self, buffer: Buffer) -> None:
         if buffer.dtype.name in ("f16", "bf16"):

@@ -120,6 +120,26 @@ def test_sequences_have_the_targets_distribution(runtime, model, logits, drafter
     assert statistic < freedom + 4 * math.sqrt(2 * freedom), (statistic, freedom)
 
 
+@pytest.mark.parametrize("settings", SETTINGS[::2], ids=str)
+def test_a_sampled_path_of_dflash_keeps_the_targets_distribution(
+    runtime, model, logits, settings, tmp_path
+):
+    pytest.importorskip("torch")
+    from gpurt.loaders.hf_dflash import load_draft
+    from tests.helpers.dflash import make_dflash, save_dflash
+
+    sizes = {"hidden": 8, "vocab": VOCAB, "mask_token": 4, "taps": (0,), "conv_group": 4}
+    drafter = make_dflash(**sizes, layers=1, windows=(0,), causal=(False,), block=4)
+    drafter = load_draft(save_dflash(drafter, tmp_path))
+    graph = build(
+        model.config, model.weights, context=32, slots=2, draft="dflash", draft_model=drafter
+    )
+    counts, accepted = draw(runtime, graph, settings)
+    assert accepted > COUNT / 20, "nothing was accepted: nothing was tested"
+    statistic, freedom = chi_square(counts, sequences(logits, settings))
+    assert statistic < freedom + 4 * math.sqrt(2 * freedom), (statistic, freedom)
+
+
 def test_the_chi_square_sees_a_rule_that_takes_every_proposal(logits):
     """What it must catch: token 1 accepted half as often again as it should be."""
     shares = sequences(logits, {"temperature": 1.0})

@@ -46,7 +46,10 @@ def test_every_half_precision_value_is_read_exactly() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(256, 256)
     table = guarded(bits)
     x = np.zeros((256, 256), np.float32)
-    arrays, params = {"table": table, "x": x}, {"hidden": 256, "table_dtype": 1, "eps": 0.0}
+    arrays, params = (
+        {"table": table, "x": x},
+        {"hidden": 256, "table_dtype": 1, "eps": 0.0, "scale": 1.0},
+    )
     bodies("portable").run(EMBED, arrays, params, step_rows(range(256), range(256)))
     np.testing.assert_array_equal(x, bits.astype(np.float32))
 

@@ -28,8 +28,8 @@ from gpurt.executors.cuda_compile import (
 from gpurt.graph import Graph
 from gpurt.planner import plan
 from tests.gpu import one_task
+from tests.gpu.tiny_dflash import drafted_muse
 from tests.gpu.tiny_llama import tiny_llama
-from tests.gpu.tiny_muse import tiny_muse
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -40,6 +40,7 @@ MUSE_BODIES = (
     *("noop", "matvec", "matvec_f32", "embed", "attention", "sample", "advance"),
     *("gated_residual", "route", "expert_matvec", "combine"),
 )
+DRAFT_BODIES = ("draft_rows", "block_conv", "candidates", "draft_walk")
 SMALL = 'extern "C" __global__ void small(int* p) { p[0] = 1; }'
 
 
@@ -102,19 +103,21 @@ def test_attention_takes_heads_of_64_and_128_only() -> None:
 def test_attention_beyond_plain_causal_gets_an_instance_that_can_do_it() -> None:
     plain = (32, 8, 128, 64, 4, 0.1, 0.0, 2, 0, 1, 1, 0, 0.0)
     assert attention_shape(plain) == (128, 4, 2, False)
-    for at, value in ((8, 20), (9, 0), (10, 2), (11, 1), (12, 1e-5)):
+    plain = (*plain, 0)
+    for at, value in ((8, 20), (9, 0), (10, 2), (11, 1), (12, 1e-5), (13, 1)):
         params = (*plain[:at], value, *plain[at + 1 :])
         assert attention_shape(params) == (128, 4, 2, True), f"parameter {at}"
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("arch", "team"), [("sm_90a", 16), ("sm_100a", 16), ("sm_90a", 1)])
-def test_every_body_of_muse_spark_compiles(arch: str, team: int) -> None:
-    made = plan(tiny_muse(), replace(TARGET, arch=arch, team_warps=team))
+def test_every_body_of_muse_spark_and_its_drafter_compiles(arch: str, team: int) -> None:
+    made = plan(drafted_muse(), replace(TARGET, arch=arch, team_warps=team))
     code = compile_kernel(made, {}, arch)
-    assert set(code.bodies) == set(MUSE_BODIES)
+    assert set(code.bodies) == {*MUSE_BODIES, *DRAFT_BODIES}
     assert "#define GPURT_MATVEC_SCALED 1" in code.header
-    assert "#define GPURT_EMBED_NORMS 1" in code.header
+    for feature in ("EMBED_NORMS", "EMBED_SCALES", "OWN_ROWS"):
+        assert f"#define GPURT_{feature} 1" in code.header
     assert "attention_of<64, 2, 2, true>" in code.header
     assert code.compiled.function("gpurt_persistent").registers <= (96 if team == 16 else 255)
     for way in range(2):
@@ -122,7 +125,7 @@ def test_every_body_of_muse_spark_compiles(arch: str, team: int) -> None:
         # Words of the loop's own state, stored once a task: none inside the loop over stages.
         hot = code.compiled.function(f"hot_loopINS_13expert_matvecELj{way}E")
         assert hot.spill_store_bytes <= 16, hot
-    for name in ("route", "gated_residual", "combine", "embed"):
+    for name in ("route", "gated_residual", "combine", "embed", *DRAFT_BODIES):
         called = code.compiled.function(f"call_bodyINS_{len(name)}{name}")
         assert called.spill_store_bytes == 0, called
 

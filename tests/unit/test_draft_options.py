@@ -49,7 +49,29 @@ def test_json_says_what_the_drafter_gained(capsys, tiny):
 def test_an_unknown_drafter_is_one_line_and_exit_code_2(capsys, tiny):
     assert main(["run", "--model", tiny, "--prompt-ids", "1", "--draft", "bigram"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("gpurt: draft is 'bigram' - at llama - use one of none, ngram")
+    assert err.startswith("gpurt: draft is 'bigram' - at llama - use one of none, ngram, dflash")
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_proposals_bound_what_a_step_verifies(capsys, tiny, count):
+    record = record_of(capsys, tiny, "--draft", "ngram", "--proposals", str(count))
+    assert len(record["accepted_by_position"]) == count
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        (["--draft", "ngram", "--proposals", "16"], "16 proposals a step - at "),
+        (["--draft", "dflash"], "--draft dflash without a drafter's folder - at --draft-model"),
+        (["--draft", "ngram", "--draft-model", "."], "--draft ngram with a drafter's folder"),
+        (["--draft", "dflash", "--draft-model", "nowhere"], "no such folder - at nowhere"),
+    ],
+)
+def test_a_drafter_that_cannot_be_is_one_line_and_exit_code_2(capsys, tiny, options, start):
+    assert main(["run", "--model", tiny, "--prompt-ids", "1", "--device", "host", *options]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"gpurt: {start}")
+    assert err.count("\n") == 1
 
 
 def test_plan_shows_the_drafter(capsys, tiny):

@@ -63,6 +63,8 @@ def test_limits_are_the_same():
         "ADDR_EXPERT_ID": "kAddrExpertId",
         "VARIANTS_PER_PLAN": "kVariantsPerPlan",
         "TURN_COUNT": "kTurnCount",
+        "ADDR_SAMPLE_ROWS": "kAddrSampleRows",
+        "ADDR_ROWS": "kAddrRows",
         "STOP_IDS_PER_REQUEST": "kStopIdsPerRequest",
         "COUNTER_STRIDE": "kCounterStride",
         "RANKS_MAX": "kRanksMax",

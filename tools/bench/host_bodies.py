@@ -127,7 +127,7 @@ def bench_attention(
     params = {
         "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "page": PAGE,
         "pages_per_slot": pages, "scale": 0.125, "eps": 0.0, "cache_dtype": code,
-        "window": 0, "rope": 1, "qk_norm_kind": 0, "gated": 0, "out_eps": 0.0,
+        "window": 0, "rope": 1, "qk_norm_kind": 0, "gated": 0, "out_eps": 0.0, "block": 0,
     }  # fmt: skip
 
     def run(repeats: int) -> None:
@@ -147,7 +147,7 @@ def bench_ends(bodies: HostBodies, seconds: float) -> list[Result]:
     vocab, hidden, step = 49152, 576, rows_at(1, 5)
     table = random_weight(rng, 1024, hidden, "q8_0")
     x = np.empty((1, hidden), np.float32)
-    params: dict[str, int | float] = {"hidden": hidden, "table_dtype": 7, "eps": 0.0}
+    params: dict[str, int | float] = {"hidden": hidden, "table_dtype": 7, "eps": 0.0, "scale": 1.0}
     arrays = {"table": table, "x": x}
     ns = repeats_for(bodies, seconds, lambda n: bodies.run(EMBED, arrays, params, step, repeats=n))
     row_bytes = table.nbytes // 1024 + x.nbytes

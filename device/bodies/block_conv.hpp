@@ -1,0 +1,87 @@
+// block_conv: a convolution along the rows of a block. graphs/ops/block_conv.py has the contract.
+#pragma once
+#include "context.hpp"
+#include "norm.hpp"
+#include "simd.hpp"
+
+namespace gpurt::host {
+
+/// A block_conv task, decoded.
+struct ConvTask {
+  const f32* x;         // [rows, hidden]
+  const f32* gain;      // [hidden]; null: x is not normed
+  const f32* d;         // [rows, 2, taps, hidden / group]
+  const f32* base;      // [2, taps, hidden], from this side on
+  const f32* residual;  // [rows, hidden]; null: zeros
+  f32* y;               // [rows, hidden]
+  u32 hidden, taps, group, side;
+  f32 eps;
+  u32 begin, end;  // columns
+
+  /// Coefficients of one row and tap.
+  const f32* dynamic(u32 row, u32 tap) const {
+    return d + ((u64{row} * 2 + side) * taps + tap) * (hidden / group);
+  }
+};
+
+/// How many rows before `row` belong to its block, up to `most`.
+inline u32 rows_before(const RowState* rows, u32 row, u32 most) {
+  u32 count = 0;
+  while (count < most && count < row && rows[row - count - 1].slot == rows[row].slot &&
+         rows[row - count - 1].position + count + 1 == rows[row].position)
+    ++count;
+  return count;
+}
+
+/// y[row] += (base + d) * scale * gain * x[row - tap]
+inline void conv_tap(const ConvTask& task, u32 row, u32 tap, f32 scale) {
+  const f32* const from = task.x + u64{row - tap} * task.hidden;
+  const f32* const base = task.base + u64{tap} * task.hidden;
+  const f32* const dynamic = task.dynamic(row, tap);
+  f32* const y = task.y + u64{row} * task.hidden;
+  for (u32 i = task.begin; i < task.end; ++i) {
+    const f32 z = task.gain ? from[i] * scale * task.gain[i] : from[i];
+    y[i] += (base[i] + dynamic[i / task.group]) * z;
+  }
+}
+
+}  // namespace gpurt::host
+
+namespace gpurt {
+
+struct block_conv {
+  static u32 run(const TaskRecord& record, BodyContext& context) {
+    host::ConvTask task{};
+    task.x = arg<const f32>(record, 0);
+    task.gain = arg<const f32>(record, 1);
+    task.d = arg<const f32>(record, 2);
+    task.residual = arg<const f32>(record, 4);
+    task.y = arg<f32>(record, 5);
+    task.hidden = record.param[0];
+    task.taps = record.param[1];
+    task.group = record.param[2];
+    task.side = record.param[3];
+    task.base = arg<const f32>(record, 3) + u64{task.side} * task.taps * task.hidden;
+    task.eps = param_f32(record, 4);
+    task.begin = record.tile[0];
+    task.end = record.tile[1];
+    for (u32 row = 0; row < context.step->rows; ++row) run_row(task, context.rows, row);
+    return kFaultNone;
+  }
+
+ private:
+  static void run_row(const host::ConvTask& task, const RowState* rows, u32 row) {
+    const u64 at = u64{row} * task.hidden;
+    for (u32 i = task.begin; i < task.end; ++i)
+      task.y[at + i] = task.residual ? task.residual[at + i] : 0.0F;
+    const u32 before = host::rows_before(rows, row, task.taps - 1);
+    for (u32 tap = 0; tap <= before; ++tap) {
+      const f32* const x = task.x + u64{row - tap} * task.hidden;
+      const f32 scale =
+          task.gain ? GPURT_AT_LEVEL(norm_scale, x, nullptr, task.hidden, task.eps) : 1.0F;
+      host::conv_tap(task, row, tap, scale);
+    }
+  }
+};
+
+}  // namespace gpurt

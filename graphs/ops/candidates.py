@@ -1,0 +1,100 @@
+"""candidates: the largest values of each sample row and where they stand, chunk by chunk.
+
+The columns are cut in chunks; of each chunk the `count` largest go to scores and ids, in falling
+order, equal ones by column. Where a chunk has fewer, the rest is -infinity. NaN is no value. So
+whoever wants the best of a whole row merges a few numbers a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.errors import GraphError
+from gpurt.graphs.ops.regions import columns, region_of, required
+
+if TYPE_CHECKING:
+    from gpurt.graph import Graph, Operand, Operator
+
+CHUNK = 8192
+COUNT_MAX = 32  # the CUDA body keeps one a lane
+
+
+def candidates(
+    graph: Graph,
+    x: Operand,
+    scores: Operand,
+    ids: Operand,
+    *,
+    count: int,
+    chunk: int = CHUNK,
+    name: str = "candidates",
+) -> Operator:
+    """Add the choice of candidates. x: [rows, n] f32, row j of sample row j.
+
+    scores: [rows, chunks * count] f32, ids: the same u32. Raises: GraphError if they do not fit.
+    """
+    n = region_of(x).shape[-1]
+    width = chunk_count(n, chunk) * count
+    found = [region_of(operand).shape[-1] for operand in (scores, ids)]
+    if found != [width, width] or not 1 <= count <= COUNT_MAX:
+        msg = f"scores and ids of {found} columns for {count} of each {chunk} of {n}"
+        need = f"give both {width}, and 1 to {COUNT_MAX} candidates"
+        raise GraphError(f"{msg} - at {graph.name}.{name} - {need}")
+    return graph.op(
+        CANDIDATES,
+        {"x": x, "scores": scores, "ids": ids},
+        name=name,
+        n=n,
+        count=count,
+        chunk=chunk,
+    )
+
+
+def chunk_count(n: int, chunk: int = CHUNK) -> int:
+    """Chunks of a row of n columns."""
+    return -(-n // chunk)
+
+
+def tile_candidates(op: Operator, target: Target) -> list[Tile]:
+    """One task a chunk, for all rows."""
+    del target
+    n, count, chunk = (int(op.params[name]) for name in ("n", "count", "chunk"))
+    tiles = []
+    for index in range(chunk_count(n, chunk)):
+        begin, end = index * chunk, min((index + 1) * chunk, n)
+        out = (index * count, (index + 1) * count)
+        reads = (columns(op.args["x"], begin, end),)
+        writes = (columns(op.args["scores"], *out), columns(op.args["ids"], *out))
+        tiles.append(Tile((begin, end, index, 0), reads, writes, cost_bytes=4 * (end - begin)))
+    return tiles
+
+
+def candidates_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
+    """The contract above."""
+    rows = len(step.sample_rows)
+    n, count, chunk = (int(op.params[name]) for name in ("n", "count", "chunk"))
+    x = required(op, arrays, "x")[:rows]
+    scores, ids = required(op, arrays, "scores"), required(op, arrays, "ids")
+    scores[:rows], ids[:rows] = -np.inf, 0
+    for index in range(chunk_count(n, chunk)):
+        part = x[:, index * chunk : (index + 1) * chunk]
+        for row in range(rows):
+            values = np.where(np.isnan(part[row]), -np.inf, part[row])
+            best = np.argsort(-values, kind="stable")[:count]
+            best = best[values[best] > -np.inf]
+            to = slice(index * count, index * count + len(best))
+            scores[row, to], ids[row, to] = values[best], index * chunk + best
+
+
+CANDIDATES = Body(
+    name="candidates",
+    args=(Arg("x", "r"), Arg("scores", "w"), Arg("ids", "w")),
+    params=("n", "count", "chunk"),
+    tile=tile_candidates,
+    reference=candidates_reference,
+)

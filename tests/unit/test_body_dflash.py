@@ -1,0 +1,205 @@
+"""The host bodies of the dflash drafter against their references, and those against the rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gpurt.body import Target
+from gpurt.errors import GraphError
+from gpurt.graph import Graph
+from gpurt.graphs.ops.block_conv import block_conv
+from gpurt.graphs.ops.candidates import candidates
+from gpurt.graphs.ops.draft_rows import table_rows
+from gpurt.graphs.ops.draft_walk import draft_walk
+from gpurt.graphs.ops.sample import sample_row
+from tests.gpu.one_op import reference, step_rows
+from tests.helpers.draft_ops import (
+    BLOCKS,
+    CAPACITY,
+    VOCAB,
+    Case,
+    candidates_case,
+    conv_case,
+    rows_case,
+    walk_case,
+)
+from tests.helpers.host_bodies import bodies, levels
+
+LEVELS = levels()
+
+
+def run(case: Case, level: str = "portable") -> dict[str, NDArray[Any]]:
+    op, arrays, step = case
+    made = {name: array.copy() for name, array in arrays.items()}
+    assert op.body.tile is not None
+    kind, _ = bodies(level).run(
+        op.body,
+        made,
+        op.params,
+        step_rows(step),
+        coords=[tile.coords for tile in op.body.tile(op, Target("host", 2))],
+        slots=step.slot_states,
+        plan_rows=CAPACITY,
+        proposal_rows=[row for row, flag in enumerate(step.flags) if flag & 2],
+    )
+    assert kind == 0
+    return made
+
+
+# ---- block_conv ------------------------------------------------------------------------------
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("plain", [False, True], ids=["normed", "plain"])
+@pytest.mark.parametrize(("hidden", "taps", "group"), [(48, 2, 16), (700, 3, 7), (513, 1, 1)])
+def test_block_conv_equals_its_reference(level, blocks, plain, hidden, taps, group):
+    case = conv_case(blocks, hidden, taps, group, int(plain), plain)
+    rows = len(case[2].slots)
+    seen, wanted = run(case, level)["y"], reference(*case)["y"]
+    assert np.allclose(seen[:rows], wanted[:rows], rtol=1e-5, atol=1e-5)
+    assert np.isnan(seen[rows:]).all()
+
+
+def test_a_row_sees_no_row_of_another_block():
+    op, arrays, step = conv_case("next", 48, 2, 16, 0, True)
+    before = run((op, arrays, step))["y"]
+    arrays["x"][2] += 1  # the last row of the first block
+    after = run((op, arrays, step))["y"]
+    rows = len(step.slots)
+    assert [row for row in range(rows) if not np.array_equal(before[row], after[row])] == [2]
+
+
+# ---- candidates ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("n", "count", "chunk"), [(300, 16, 64), (7, 16, 8192), (129, 1, 32), (64, 32, 64)]
+)
+def test_candidates_equal_their_reference(n, count, chunk):
+    case = candidates_case(n, count, chunk)
+    rows = len(case[2].sample_rows)
+    seen, wanted = run(case), reference(*case)
+    for name in ("scores", "ids"):
+        assert np.array_equal(seen[name][:rows], wanted[name][:rows]), name
+    assert np.isnan(seen["scores"][rows:]).all()
+
+
+# ---- draft_walk ------------------------------------------------------------------------------
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize(
+    ("n", "top_k", "rank", "dtype"),
+    [
+        (48, 16, 10, "f32"),
+        (48, 16, 256, "bf16"),
+        (16, 16, 8, "f16"),
+        (40, 1, 8, "f32"),
+        (40, 8, 0, ""),
+    ],
+)
+def test_a_greedy_walk_equals_its_reference(blocks, n, top_k, rank, dtype):
+    case = walk_case(n, top_k, rank, dtype, blocks)
+    seen, wanted = run(case)["proposals"], reference(*case)["proposals"]
+    assert np.array_equal(seen, wanted)
+    untouched = set(range(4)) - set(case[2].slots)
+    assert all((seen[slot] == 77).all() for slot in untouched)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 9, "top_p": 0.8}])
+def test_a_sampled_walk_draws_as_sample_does_with_the_number_of_the_row_before(options):
+    op, arrays, step = walk_case(48, 16, 0, "", "two", temperature=0.7)
+    for name, value in options.items():
+        step.slot_states[name] = value
+    seen = run((op, arrays, step))["proposals"]
+    for slot, first in ((0, 0), (1, 4)):
+        for i in range(4):
+            row = first + i
+            logits = np.full(VOCAB, -np.inf, np.float32)
+            logits[arrays["ids"][row]] = arrays["scores"][row]
+            best = np.argsort(-logits, kind="stable")[16:]
+            logits[best] = -np.inf
+            seed = int(step.slot_states["seed"][slot])
+            position = step.positions[step.sample_rows[row]] - 1
+            settings = {"temperature": 0.7, "seed": seed, "position": position, **options}
+            assert seen[slot, 1 + i] == sample_row(logits, **settings)
+
+
+def test_a_slot_whose_values_are_no_numbers_ends_the_proposals():
+    op, arrays, step = walk_case(48, 16, 10, "f32")
+    whole = run((op, arrays, step))["proposals"][0]
+    assert whole[0] == 15
+    for row, spoil in ((0, "scores"), (4, "hidden"), (14, "scores")):
+        spoilt = {name: array.copy() for name, array in arrays.items()}
+        spoilt[spoil][row] = np.nan
+        seen = run((op, spoilt, step))["proposals"][0]
+        assert seen[0] == row
+        assert np.array_equal(seen[1 : 1 + row], whole[1 : 1 + row])
+
+
+# ---- draft_rows ------------------------------------------------------------------------------
+@pytest.mark.parametrize("block", [2, 5, 8])
+def test_a_table_holds_a_block_for_every_sequence_that_sampled(block):
+    case = rows_case(block)
+    rows = table_rows(run(case)["table"])
+    wanted = table_rows(reference(*case)["table"])
+    for name in ("token", "slot", "position", "sample_rows"):
+        assert np.array_equal(getattr(rows, name), getattr(wanted, name)), name
+    anchors = slice(0, None, block)
+    assert rows.slot[anchors].tolist() == [2, 0, 3]
+    assert rows.position[anchors].tolist() == [13, 33, 5]  # two accepted, two, none
+    assert rows.token[anchors].tolist() == [99, 23, 50]
+    masks = [i for i in range(3 * block) if i % block]
+    assert rows.sample_rows.tolist() == masks
+    assert set(rows.token[masks].tolist()) == {VOCAB - 1}
+
+
+def blocks_of(case: Case) -> list[int]:
+    return table_rows(run(case)["table"]).slot[:: case[0].params["block"]].tolist()
+
+
+def test_sequences_that_end_here_get_no_block():
+    for change, left in (
+        (("max_tokens", 2, 4), [0, 3]),  # three committed; one more comes without a proposal
+        (("max_tokens", 2, 5), [2, 0, 3]),
+        (("max_tokens", 3, 2), [2, 0]),
+        (("produced", 0, 46), [2, 3]),
+        (("produced", 0, 45), [2, 0, 3]),
+        (("stop_ids", 0, 22), [2, 3]),
+        (("stop_ids", 2, 13), [2, 0, 3]),  # sampled behind the commit
+    ):
+        op, arrays, step = rows_case(4)
+        name, slot, value = change
+        step.slot_states["stop_count"][slot] = name == "stop_ids"
+        if name == "stop_ids":
+            step.slot_states[name][slot, 0] = value
+        else:
+            step.slot_states[name][slot] = value
+        assert blocks_of((op, arrays, step)) == left, change
+    op, arrays, step = rows_case(4)
+    step.slot_states["stop_count"][0], step.slot_states["stop_ids"][0, 0] = 1, 22
+    step.slot_states["flags"][0] = 1  # goes past stop tokens
+    assert blocks_of((op, arrays, step)) == [2, 0, 3]
+
+
+def test_a_table_and_a_context_that_are_full_leave_blocks_out():
+    assert blocks_of(rows_case(8, capacity=16)) == [2, 0]
+    assert blocks_of(rows_case(8, capacity=23)) == [2, 0]
+    assert blocks_of(rows_case(4, context=33)) == [2, 3]
+    assert blocks_of(rows_case(4, context=34)) == [2, 0, 3]
+
+
+# ---- errors ----------------------------------------------------------------------------------
+def test_operands_that_do_not_fit_are_refused():
+    graph = Graph(rows=4, vocab=VOCAB)
+    f32 = {n: graph.activation(n, [4, w], "f32") for n, w in (("x", 48), ("y", 48), ("d", 11))}
+    base = graph.weight("base", [2, 2, 48], "f32", lambda: None)
+    with pytest.raises(GraphError, match=r"^d has 11 columns and base 48, x has 48"):
+        block_conv(graph, f32["x"], f32["d"], base, f32["y"], side=0)
+    ids = graph.activation("ids", [4, 48], "u32")
+    with pytest.raises(GraphError, match=r"^scores and ids of \[48, 48\] columns for 8 of each 16"):
+        candidates(graph, f32["x"], f32["y"], ids, count=8, chunk=16)
+    with pytest.raises(GraphError, match=r"^top_k is 33"):
+        draft_walk(graph, f32["x"], ids, graph.draft(), top_k=33)
+    book = graph.weight("book", [VOCAB, 12], "f32", lambda: None)
+    with pytest.raises(GraphError, match=r"^a selector of widths \[48, 12, 12\]"):
+        draft_walk(graph, f32["x"], ids, ids, top_k=8, selector=(f32["y"], book, book))

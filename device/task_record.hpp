@@ -49,7 +49,7 @@ enum TaskFlags : u16 {
   kTaskRearm = 8,          // refills payload buffers with the sentinel
   kTaskDecides = 16,       // after its body: scheduler/dynamic.hpp, by the Decision it names
   kTaskExpertStream = 32,  // streams an expert's weights, which one is known at run time
-  kTaskWakes = 64,         // a counter that it signals has successors
+  kTaskWakes = 64,         // a counter that it signals has successors, or is all ranks'
   kTaskOwnRows = 128,      // its rows are not the step's, but of a table that this step makes
 };
 

@@ -335,6 +335,7 @@ class CudaExecutor:
         step_state = memory.sections["step_state"]
         self._addresses = program.buffer_addresses(plan, memory.arenas, step_state)
         self.host = HostView(host)
+        self._pinned = host  # lives as long as somebody views it
 
     def _take(self, size_bytes: int, what: str) -> int:
         pointer = self._device.allocate(size_bytes, what)

@@ -222,7 +222,7 @@ def _records(plan: Plan, bodies: Mapping[str, int], addresses: Sequence[int]) ->
             buffer, offset, size = task.stream
             record["stream_base"] = addresses[buffer] + offset
             record["stream_bytes"] = size
-        wakes = any(plan.counters[c].successors for c in task.signals)
+        wakes = any(plan.counters[c].successors or c in ranks for c in task.signals)
         record["body"], record["flags"] = body, task.flags | TaskFlags.WAKES * wakes
         record["task_index"], record["op_index"] = index, task.op
         record["layer"], record["payload_mask"] = task.layer, task.payload_mask

@@ -1,0 +1,53 @@
+"""Several ranks on emulated GPUs: each kernel is a thread with symmetric memory for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpurt.buffer import DTYPES
+from gpurt.graphs.llama import build
+from gpurt.loaders import WeightSource
+from gpurt.ranks import group
+from gpurt.runtime import Runtime
+from tests.emu.device import EmulatedDevice
+from tests.gpu import tiny_llama
+
+COUNT = 3
+PROMPT = [int(t) for t in np.random.default_rng(1).integers(0, 208, 7)]
+CONFIG = replace(
+    tiny_llama.CONFIG, hidden=128, layers=1, heads=2, kv_heads=2, intermediate=256, vocab=256
+)
+
+
+@pytest.fixture(autouse=True)
+def devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as are asked for."""
+    monkeypatch.setattr(EmulatedDevice, "open", staticmethod(lambda *_: EmulatedDevice()))
+    monkeypatch.setattr(EmulatedDevice, "can_reach", lambda *_: True, raising=False)
+    monkeypatch.setattr(EmulatedDevice, "reach", lambda *_: None, raising=False)
+
+
+def tokens(devices, graph):
+    with Runtime(devices, workers=1, wait_timeout_ms=60000) as runtime:
+        seen = list(runtime.submit(graph, PROMPT, max_tokens=COUNT, ignore_eos=True))
+        ranks = runtime._find(graph).executor.ranks
+        name = "logits" if len(ranks) == 1 else "logits.all"
+        return seen, [one.read(name)[0] for one in ranks]
+
+
+@pytest.mark.parametrize("reaches", [True, False])
+def test_two_ranks_make_the_tokens_of_one(reaches, monkeypatch):
+    monkeypatch.setattr(EmulatedDevice, "can_reach", lambda *_: reaches)
+    options = {"rows": 16, "context": 64, "kv_dtype": "bf16", "weight_dtype": "bf16"}
+    weights = {
+        name: WeightSource(name, DTYPES["f32"], shape, tiny_llama.Weights(shape, i).load)
+        for i, (name, shape) in enumerate(CONFIG.tensors().items())
+    }
+    wanted, _ = tokens("cuda:0", build(CONFIG, weights, **options))
+    graphs = [build(CONFIG, weights, tp_size=2, tp_rank=rank, **options) for rank in range(2)]
+    seen, logits = tokens(["cuda:0", "cuda:1"], group(graphs))
+    assert seen == wanted
+    assert np.array_equal(*logits)

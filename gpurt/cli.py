@@ -64,7 +64,10 @@ CachePacked = Annotated[
 ]
 Draft = Annotated[str, typer.Option(help="Who proposes tokens ahead: none, ngram or dflash.")]
 DraftModel = Annotated[
-    Path | None, typer.Option("--draft-model", help="The folder of a dflash drafter.")
+    Path | None,
+    typer.Option(
+        "--draft-model", help="The folder of a dflash drafter; default: draft/ in the model's."
+    ),
 ]
 Proposals = Annotated[int | None, typer.Option(help="Tokens proposed a step, at most 15.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default 256.")]

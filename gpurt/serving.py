@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ BUILDERS = {
 }
 SPLIT = ("llama", "qwen3", "muse_spark")  # architectures whose builders take ranks
 DEFAULT_CONTEXT = 2048
+DRAFT_FOLDER = "draft"  # in a model's folder: its drafter
 CONTEXT_STEP = 256
 DEFAULT_MAX_TOKENS = 256
 # Of one step. The bodies on a GPU take 16. On host threads steps of 128 bring a long prompt 13 to
@@ -43,6 +44,13 @@ class Drafting:
     name: str = "none"
     model: Path | None = None
     proposals: int | None = None
+
+    def beside(self, model: Model) -> Drafting:
+        """The same; a dflash drafter without a folder is the one in the model's own, if any."""
+        own = Path(model.path) / DRAFT_FOLDER
+        if self.name == "dflash" and self.model is None and own.is_dir():
+            return replace(self, model=own)
+        return self
 
     def options(self, progress: Progress | None = None) -> dict[str, Any]:
         """The arguments of a `build`. Raises: RequestError naming the option, ModelError."""
@@ -114,7 +122,7 @@ def model_graph(
         raise BoundError(f"rows is {rows} - at --rows - use 1 or more")
     builder = importlib.import_module(f"gpurt.graphs.{BUILDERS[model.config.architecture]}")
     weight_dtype = "bf16" if kind == "cuda" else None
-    drafter = (drafting or Drafting()).options(progress)
+    drafter = (drafting or Drafting()).beside(model).options(progress)
     graphs: list[Graph] = [
         builder.build(
             model.config,

@@ -13,6 +13,7 @@ from gpurt.channels import ChannelFormat
 from gpurt.graphs.reference import muse_spark as plain
 from gpurt.graphs.reference.dflash import DFlash
 from gpurt.loaders import load_model
+from gpurt.loaders.hf_dflash import load_draft
 from gpurt.runtime import Runtime
 from gpurt.serving import encode_chat, model_graph
 from tests.helpers.training import MICRO, StopAfter, new_run
@@ -98,6 +99,7 @@ def test_gpurt_says_what_the_reference_says(model):
 
 
 def test_the_drafter_loads_as_its_config_says(run, release):
+    assert load_draft(release / "draft").config == draft_config(MICRO)
     stored = load_file(release / "draft" / "model.safetensors")
     assert {name: tuple(w.shape) for name, w in stored.items()} == draft_config(MICRO).tensors()
     module = DFlash(draft_config(MICRO))
@@ -146,17 +148,19 @@ def test_the_answer_is_what_stands_in_the_users_channel(model):
 
 
 def test_figures_and_card_come_from_the_run(release, capsys, tmp_path):
-    arguments = [str(release), "--problems", "4", "--seeds", "1", "2", "--drafts", "ngram"]
+    arguments = [str(release), "--problems", "4", "--seeds", "1", "2"]
+    arguments += ["--drafts", "dflash", "ngram"]
     arguments += ["--device", "host", "--card", "--json", str(tmp_path / "figures.json")]
     assert evaluation.main(arguments) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures == json.loads((tmp_path / "figures.json").read_text())
     assert figures["problems"] == 4
-    assert figures["different_outputs"] == {"ngram": 0}
-    assert figures["tokens_per_step"]["ngram"] >= 1
+    assert figures["different_outputs"] == {"dflash": 0, "ngram": 0}
+    assert figures["tokens_per_step"]["dflash"] >= 1
     card = (release / "README.md").read_text()
-    rate = figures["groups"]["seed 2"]["tokens_per_step"]["ngram"]
-    assert f"| seed 2 | 0 of 2 | 0.0% | {rate:.2f} |" in card
+    rates = figures["groups"]["seed 2"]["tokens_per_step"]
+    row = f"| seed 2 | 0 of 2 | 0.0% | {rates['dflash']:.2f} | {rates['ngram']:.2f} |"
+    assert row in card
     assert read_recipe(release) == MICRO
 
 

@@ -21,7 +21,7 @@ from gpurt.channels import ANSWER, ChannelFormat
 from gpurt.loaders import load_model
 from gpurt.loaders.nano import nano_path
 from gpurt.runtime import Runtime
-from gpurt.serving import encode_chat, model_graph
+from gpurt.serving import Drafting, encode_chat, model_graph
 from tools.train.card import write_card
 from tools.train.problem import Problem, is_right, make
 from tools.train.recipe import read_recipe
@@ -80,7 +80,7 @@ def evaluate(
     """Fill in the groups. drafts: besides "none"."""
     kind = runtime.config.target.kind
     graphs = {
-        draft: model_graph(model, kind, context=_CONTEXT, draft=draft)
+        draft: model_graph(model, kind, context=_CONTEXT, drafting=Drafting(draft))
         for draft in ("none", *drafts)
     }
     for group in groups:

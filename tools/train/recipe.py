@@ -15,6 +15,7 @@ from typing import Any
 
 from gpurt.graphs.dflash import DFlashConfig
 from gpurt.graphs.muse_spark import MuseSparkConfig
+from gpurt.loaders.hf_dflash import config_from_json as draft_from_json
 from gpurt.loaders.hf_muse_spark import config_from_json
 from tools.train.text import CHANNELS, MASK, PAD, SPECIAL
 
@@ -179,30 +180,7 @@ def quantised_layers(recipe: Recipe) -> range:
 
 def draft_config(recipe: Recipe) -> DFlashConfig:
     """The drafter: full attention over the context, bidirectional in its block."""
-    values = draft_hf_config(recipe)
-    return DFlashConfig(
-        hidden=recipe.hidden,
-        layers=recipe.draft_layers,
-        heads=recipe.heads,
-        kv_heads=recipe.kv_heads,
-        head_dim=recipe.head_dim,
-        intermediate=recipe.draft_intermediate,
-        vocab=recipe.vocab,
-        context=recipe.context,
-        eps=values["rms_norm_eps"],
-        theta=values["rope_theta"],
-        windows=(0,) * recipe.draft_layers,
-        causal=(False,) * recipe.draft_layers,
-        taps=recipe.taps,
-        block=recipe.block,
-        mask_token=SPECIAL.index(MASK),
-        output_multiplier=values["dflash_config"]["output_multiplier"],
-        softcap=_SOFTCAP,
-        conv_taps=2,
-        conv_group=16,
-        selector_rank=recipe.selector_rank,
-        selector_top_k=recipe.selector_top_k,
-    )
+    return draft_from_json(draft_hf_config(recipe), f"drafter of recipe {recipe.name}")
 
 
 def draft_hf_config(recipe: Recipe) -> dict[str, Any]:

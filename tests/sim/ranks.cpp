@@ -198,6 +198,7 @@ class World {
     p->held_tickets = place<u64>("held_tickets", p->worker_count);
     p->step_state = place<u8>("step_state", sizeof(StepState) + p->rows_capacity * 24);
     p->slots = place<SlotState>("slots", p->slot_count);
+    p->slot_owners = place<u64>("slot_owners", p->slot_count);
     p->device_control = place<DeviceControl>("device_control", 1);
     p->host_control = place<HostControl>("host_control", 1);
     p->requests = place<RequestRecord>("requests", p->queue_capacity);

@@ -7,6 +7,7 @@
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define GPURT_ON_DEVICE 1
 #define GPURT_FN __device__ __forceinline__
+#define GPURT_COLD __device__ __noinline__  // off the hot path, or called from several places
 namespace gpurt {
 using u8 = unsigned char;
 using u16 = unsigned short;
@@ -19,6 +20,7 @@ using f32 = float;
 #else
 #define GPURT_ON_DEVICE 0
 #define GPURT_FN inline
+#define GPURT_COLD inline
 #include <cstdint>
 namespace gpurt {
 using u8 = std::uint8_t;

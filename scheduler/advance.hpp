@@ -359,7 +359,7 @@ GPURT_FN void fix_turn(const Program& program, u64 step, u32 variant) {
 
 // The next step as the StepState has it: from here on workers run it. next_variant: of the one
 // after.
-GPURT_FN void open_step(const Program& program, u64 step, u32 next_variant, u64 now_ns) {
+GPURT_COLD void open_step(const Program& program, u64 step, u32 next_variant, u64 now_ns) {
   const StepState* state = step_state(program);
   if (program.summary_capacity != 0) {
     StepSummary* summary = step_summary(program, step);
@@ -378,8 +378,9 @@ GPURT_FN void open_step(const Program& program, u64 step, u32 next_variant, u64 
 // By whoever owns admission: advance, or the controller while idle. Opens the next step, or sets
 // idle if there is nothing to run. The controller needs no drafter: nothing was decoding.
 // sampled: what ranks compare; null: no step has ended since they did.
-GPURT_FN void start_next_step(const Program& program, u64 now_ns,
-                              const Drafter& drafter = {nullptr, 0}, const u64* sampled = nullptr) {
+GPURT_COLD void start_next_step(const Program& program, u64 now_ns,
+                                const Drafter& drafter = {nullptr, 0},
+                                const u64* sampled = nullptr) {
   DeviceControl* control = device_control(program);
   const u64 step = load_relaxed(&control->steps_open);
   admit(program, step, now_ns);

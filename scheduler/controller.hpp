@@ -52,7 +52,7 @@ GPURT_FN void raise_fault(const Program& program, const Fault& fault) {
 }
 
 // Follows a rank that gave up: this one's report names it.
-GPURT_FN void follow_abort(const Program& program) {
+GPURT_COLD void follow_abort(const Program& program) {
   const u32 rank = rank_that_aborted(program);
   if (rank == program.rank_count) return;
   Fault fault = {};
@@ -119,7 +119,7 @@ GPURT_FN void controller_end(const Program& program, Controller& controller) {
 }
 
 // A rank other than 0 is done with its step: takes the next order, if it is there.
-GPURT_FN void controller_follow(const Program& program, Controller& controller, u64 now_ns) {
+GPURT_COLD void controller_follow(const Program& program, Controller& controller, u64 now_ns) {
   DeviceControl* control = device_control(program);
   if (load_acquire(&control->idle) == 0 || !has_order(program)) return;
   StepOrder* order = next_order(program);

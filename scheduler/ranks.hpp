@@ -35,14 +35,14 @@ GPURT_FN RankControl* rank_control(const Program& program, u32 rank) {
 
 // ---- in ---------------------------------------------------------------------------------------
 // By the controller. What this launch reset is released: only now may others signal here.
-GPURT_FN void announce(const Program& program) {
+GPURT_COLD void announce(const Program& program) {
   if (program.rank_count == 1) return;
   const u64 launch = device_control(program)->launch;
   for (u32 rank = 0; rank < program.rank_count; ++rank)
     store_release_system(&rank_control(program, rank)->in[program.rank], launch);
 }
 
-GPURT_FN bool all_ranks_in(const Program& program) {
+GPURT_COLD bool all_ranks_in(const Program& program) {
   if (program.rank_count == 1) return true;
   const u64 launch = device_control(program)->launch;
   const RankControl* own = rank_control(program, program.rank);
@@ -54,7 +54,7 @@ GPURT_FN bool all_ranks_in(const Program& program) {
 }
 
 // ---- abort ------------------------------------------------------------------------------------
-GPURT_FN void tell_abort(const Program& program) {
+GPURT_COLD void tell_abort(const Program& program) {
   const u64 word = u64{device_control(program)->launch} << 8U | (program.rank + 1);
   for (u32 rank = 0; rank < program.rank_count; ++rank)
     if (rank != program.rank) store_release_system(&rank_control(program, rank)->abort, word);
@@ -96,7 +96,7 @@ GPURT_FN u64 order_bytes(const Program& program) {
   return (bytes + 63) / 64 * 64;
 }
 
-GPURT_FN void copy_step(const Program& program, const StepParts& to, const StepParts& from) {
+GPURT_COLD void copy_step(const Program& program, const StepParts& to, const StepParts& from) {
   *to.state = *from.state;
   for (u32 i = 0; i < from.state->rows; ++i) to.rows[i] = from.rows[i];
   for (u32 i = 0; i < from.state->sample_count; ++i) to.sample_rows[i] = from.sample_rows[i];
@@ -113,7 +113,7 @@ GPURT_FN StepOrder* order_of(const Program& program, u32 rank, u64 number) {
 }
 
 // What the step sampled, in one word. FNV-1a, by token.
-GPURT_FN u64 sampled_check(const Program& program) {
+GPURT_COLD u64 sampled_check(const Program& program) {
   u64 check = 0xCBF29CE484222325u;
   const u32* sampled = step_sampled(program);
   for (u32 i = 0; i < step_state(program)->sample_count; ++i)
@@ -124,7 +124,7 @@ GPURT_FN u64 sampled_check(const Program& program) {
 // By rank 0's owner of admission, before it opens the step itself. kOrderStep: its StepState and
 // slots are those of the step; next_variant: of the one after. check: of the step that ended, or
 // null.
-GPURT_FN void give_order(const Program& program, u32 kind, const u64* check, u32 next_variant) {
+GPURT_COLD void give_order(const Program& program, u32 kind, const u64* check, u32 next_variant) {
   if (program.rank_count == 1) return;
   const u64 number = ++device_control(program)->order_count;
   for (u32 rank = 1; rank < program.rank_count; ++rank) {

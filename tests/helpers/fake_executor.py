@@ -114,6 +114,9 @@ class FakeView:
                     return count, wire.FinishReason(finish)
                 self.lock.wait(left)
 
+    def own_fault(self):
+        return self.fault()
+
     def fault(self):
         if int(self.control["fault"]["kind"]) == 0:
             return None

@@ -120,7 +120,7 @@ def test_forced_routing_on_the_host_equals_its_references(routing, model):
     layout = RoutesLayout(9, 7, 3)
     experts = [routes[layout.slot(slot)] for slot in range(routes[0])]
     table = next(b for b in graph.buffers if b.name == "layers[0].router.forced").source
-    entry = 0 if routing == "repeat" else 11 * 2 % len(table)  # position 11 of slot 0 of 2
+    entry = 11 * 2 % len(table)  # position 11 of slot 0 of 2
     assert experts == table[entry].tolist()
 
 

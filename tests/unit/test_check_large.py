@@ -33,7 +33,13 @@ def made():
 
 
 def waits_of(made, seed, count):
-    pairs = [(i, c) for i, task in enumerate(made.tasks) for c, _ in task.waits]
+    """Of any tasks; but not for their decider, which a dynamic segment waits for anyway."""
+    pairs = [
+        (i, c)
+        for i, task in enumerate(made.tasks)
+        for c, _ in task.waits
+        if task.expert is None or c != task.expert.wait[0]
+    ]
     return random.Random(seed).sample(pairs, count)
 
 

@@ -248,6 +248,11 @@ class Graph:
         finally:
             self._rows = before
 
+    @property
+    def is_over_table(self) -> bool:
+        """Whether what is added now is about the rows of a table."""
+        return self._rows is not None
+
     def check(self) -> None:
         """Prove what can be proved before planning. Raises: GraphError naming task and region."""
         from gpurt.planner.check import check_graph

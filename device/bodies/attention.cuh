@@ -25,14 +25,15 @@
 #pragma once
 #include "attention_output.cuh"
 #include "attention_place.cuh"
+#include "attention_span.hpp"
 #include "elements.cuh"
 
 namespace gpurt {
 
 constexpr u32 kVirtualWarps = 16;
 
-// CACHE is a DTypeCode.
-template <u32 D, u32 GROUP, u32 CACHE, bool EXTRAS = false>
+// CACHE is a DTypeCode. SPLIT: a task has some of the positions (attention_split.cuh).
+template <u32 D, u32 GROUP, u32 CACHE, bool EXTRAS = false, bool SPLIT = false>
 struct attention_of {
   static_assert(D == 64 || D == 128, "head dimensions that fill lanes of 8");
   static constexpr u32 kLanes = D / 8;                  // lanes a position
@@ -239,6 +240,8 @@ struct attention_of {
       load8(from + sub * 8, is_query ? s.q_payload : s.kv_payload, context, x);
       prepare(s, x, cos, sin, norm, sub < half, turned);
       if (!stores) continue;
+      if (SPLIT && !is_query && place.position / kAttentionSpan % task.tile[2] != task.tile[1])
+        continue;
       if (is_query) {
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) {
@@ -289,7 +292,7 @@ struct attention_of {
   }
 
   // ---- 3: (row, virtual warp) items over the team's warps, heads [head, head + kHeads)
-  // ------------
+  // -----------
   __device__ __noinline__ static void fold_items(const TaskRecord& task, const BodyContext& context,
                                                  u32 first, u32 here, u32 head, u32 most_log2) {
     const Shape s = shape_of(task, context);
@@ -416,8 +419,7 @@ struct attention_of {
     }
   }
 
-  // ---- 4: four outputs a thread, virtual warps in order
-  // ------------------------------------------
+  // ---- 4: four outputs a thread, virtual warps in order -----------------------------------------
   __device__ __noinline__ static void merge(const TaskRecord& task, const BodyContext& context,
                                             u32 first, u32 here, u32 head, u32 most_log2) {
     const Shape s = shape_of(task, context);

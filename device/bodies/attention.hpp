@@ -9,6 +9,7 @@
 // the page gives it, and folded in page by page. They depend on the position (and window) alone:
 // not on rows, on the context's capacity, or on what lies beyond.
 #pragma once
+#include "attention_span.hpp"
 #include "context.hpp"
 #include "e4m3.hpp"
 #include "rows.hpp"
@@ -27,7 +28,8 @@ struct AttentionTask {
   const u32* page_table;  // [slots, pages_per_slot]
   const f32* rope;        // [context, D]; null: nothing is rotated
   const f32* qk_norm;     // [2, D]
-  f32* out;               // [rows, heads * D]
+  f32* out;               // [rows, heads * D]; null: partials
+  f32* partials;          // AttentionSpans
   u32 heads, kv_heads, head_dim, page, pages_per_slot;
   f32 scale, eps;
   u32 cache_dtype;
@@ -38,6 +40,14 @@ struct AttentionTask {
   bool block;   // a row sees to the end of its block
   u32 kv_head;
   u32 group;  // G
+  u32 spans;  // 0: all positions at once
+  u32 split;  // has the spans s with s % splits == split
+  u32 splits;
+
+  /// Whether the task is the one that sums, and writes, what lies at a position.
+  bool owns(u32 position) const {
+    return spans == 0 || position / kAttentionSpan % splits == split;
+  }
 
   /// Elements from a cache's start to (slot, position) of this kv head.
   u64 cache_at(u32 slot, u32 position) const {
@@ -86,6 +96,10 @@ inline AttentionTask read_attention(const TaskRecord& record) {
   task.block = record.param[13] != 0;
   task.kv_head = record.tile[0];
   task.group = task.heads / task.kv_heads;
+  task.partials = arg<f32>(record, 8);
+  task.spans = record.param[14];
+  task.split = record.tile[1];
+  task.splits = record.tile[2];
   return task;
 }
 

@@ -44,6 +44,7 @@ GPURT_SIMD_FN void write_cache(const AttentionTask& task, const BodyContext& con
   const u64 width = u64{2} * task.kv_heads * d;
   for (u32 row = 0; row < context.step->rows; ++row) {
     const RowState& state = context.rows[row];
+    if (!task.owns(state.position)) continue;
     const f32* const k = task.kv + row * width + u64{task.kv_head} * d;
     const f32* const v = k + u64{task.kv_heads} * d;
     const u64 at = task.cache_at(state.slot, state.position);
@@ -188,32 +189,66 @@ GPURT_SIMD_FN void finish_head(const AttentionTask& task, const AttentionRow& ro
   }
 }
 
-template <class C>
-GPURT_SIMD_FN void attend(const AttentionTask& task, const RowState& state, u32 end,
-                          const AttentionRow& row, const f32* q, f32* out) {
+/// A row's queries, ready for scores.
+GPURT_SIMD_FN void prepare_queries(const AttentionTask& task, u32 position, const AttentionRow& row,
+                                   const f32* q) {
   const u32 d = task.head_dim;
   for (u32 g = 0; g < task.group; ++g) {
     f32* const head = row.q + g * row.d_stride;
-    prepare_head(task, q + u64{g} * d, 0, state.position, head, row.d_stride);
+    prepare_head(task, q + u64{g} * d, 0, position, head, row.d_stride);
     for (u64 i = 0; i < row.d_stride; i += kLanes) {
       store(head + i, mul(load(head + i), splat(task.scale)));
+    }
+  }
+}
+
+/// Sums over the positions [first, end) of a slot.
+template <class C>
+GPURT_SIMD_FN void attend(const AttentionTask& task, u32 slot, u32 first, u32 end,
+                          const AttentionRow& row) {
+  for (u32 g = 0; g < task.group; ++g) {
+    for (u64 i = 0; i < row.d_stride; i += kLanes) {
       store(row.out + g * row.d_stride + i, splat(0.0F));
     }
     row.maximum[g] = -__builtin_inff();
     row.total[g] = 0.0F;
   }
-  const u32 first = task.first_seen(state.position);
   for (u32 page = first / task.page * task.page; page < end; page += task.page) {
     const u32 left = end - page;
-    const u64 at = task.cache_at(state.slot, page);
+    const u64 at = task.cache_at(slot, page);
     attend_page(task, row, static_cast<const C*>(task.k_cache) + at,
                 static_cast<const C*>(task.v_cache) + at, first > page ? first - page : 0,
                 left < task.page ? left : task.page);
   }
-  const u64 to_gates = u64{task.heads} * d;
+}
+
+/// All heads' results of a row. gates: null without.
+GPURT_SIMD_FN void finish_row(const AttentionTask& task, const AttentionRow& row, const f32* gates,
+                              f32* out) {
   for (u32 g = 0; g < task.group; ++g) {
-    const f32* const gate = task.gated ? q + to_gates + u64{g} * d : nullptr;
-    finish_head(task, row, g, gate, out + u64{g} * d);
+    const u64 at = u64{g} * task.head_dim;
+    finish_head(task, row, g, gates ? gates + at : nullptr, out + at);
+  }
+}
+
+/// The sums of the task's spans, one after another.
+template <class C>
+GPURT_SIMD_FN void attend_spans(const AttentionTask& task, u32 r, const RowState& state,
+                                const AttentionRow& row) {
+  const AttentionSpans spans{task.kv_heads, task.spans, task.group, task.head_dim};
+  const u32 seen = task.first_seen(state.position), d = task.head_dim;
+  for (u32 span = task.split; span * kAttentionSpan <= state.position; span += task.splits) {
+    const u32 begin = span * kAttentionSpan, end = begin + kAttentionSpan;
+    if (end <= seen) continue;
+    attend<C>(task, state.slot, begin < seen ? seen : begin,
+              state.position < end ? state.position + 1 : end, row);
+    for (u32 g = 0; g < task.group; ++g) {
+      f32* const to = task.partials + spans.word(r, task.kv_head, span, g);
+      const f32* const sums = row.out + g * row.d_stride;
+      for (u32 i = 0; i < d; ++i) to[i] = sums[i];
+      to[d] = row.maximum[g];
+      to[d + 1] = row.total[g];
+    }
   }
 }
 
@@ -225,9 +260,64 @@ GPURT_SIMD_FN void attend_rows(const AttentionTask& task, const BodyContext& con
   const u64 first = u64{task.kv_head} * task.group * task.head_dim;
   if (!task.q) return;
   for (u32 r = 0; r < context.step->rows; ++r) {
-    const u32 end = task.end_seen(context.rows, context.step->rows, r);
+    const RowState& state = context.rows[r];
     const f32* const q = task.q + r * width * (task.gated ? 2 : 1) + first;
-    attend<C>(task, context.rows[r], end, row, q, task.out + r * width + first);
+    prepare_queries(task, state.position, row, q);
+    if (task.spans != 0) {
+      attend_spans<C>(task, r, state, row);
+      continue;
+    }
+    attend<C>(task, state.slot, task.first_seen(state.position),
+              task.end_seen(context.rows, context.step->rows, r), row);
+    finish_row(task, row, task.gated ? q + width : nullptr, task.out + r * width + first);
+  }
+}
+
+/// Folds one more span's sums of head g into the row's.
+GPURT_SIMD_FN void fold_span(const AttentionTask& task, const AttentionRow& row, u32 g,
+                             const f32* from) {
+  const u32 d = task.head_dim;
+  const f32 before = row.maximum[g], maximum = before < from[d] ? from[d] : before;
+  const Vf mine = exp_of(splat(before - maximum)), theirs = exp_of(splat(from[d] - maximum));
+  f32 factor[2][kLanes];
+  store(factor[0], mine);
+  store(factor[1], theirs);
+  f32* const sums = row.out + g * row.d_stride;
+  for (u32 i = 0; i < d; i += kLanes) {
+    const Vf part = i + kLanes <= d ? load(from + i) : load_part(from + i, d - i);
+    store(sums + i, fma(part, theirs, mul(load(sums + i), mine)));
+  }
+  row.total[g] = row.total[g] * factor[0][0] + from[d + 1] * factor[1][0];
+  row.maximum[g] = maximum;
+}
+
+/// attention_merge: all rows of one kv head.
+GPURT_SIMD_FN void attention_merge_run(const AttentionTask& task, const BodyContext& context) {
+  using W = Workspace;
+  AttentionRow row{};
+  row.d_stride = padded_lanes(task.head_dim);
+  const u64 g = task.group;
+  Workspace workspace(context, W::padded<f32>(g * row.d_stride) + 2 * W::padded<f32>(g));
+  row.out = workspace.take<f32>(g * row.d_stride);
+  row.maximum = workspace.take<f32>(g);
+  row.total = workspace.take<f32>(g);
+  const AttentionSpans spans{task.kv_heads, task.spans, task.group, task.head_dim};
+  const u64 width = u64{task.heads} * task.head_dim, d = task.head_dim;
+  const u64 first = u64{task.kv_head} * task.group * d;
+  for (u32 r = 0; r < context.step->rows; ++r) {
+    const u32 position = context.rows[r].position;
+    const u32 begin = task.first_seen(position) / kAttentionSpan;
+    for (u32 h = 0; h < task.group; ++h) {
+      const f32* const from = task.partials + spans.word(r, task.kv_head, begin, h);
+      copy_row(from, row.out + h * row.d_stride, task.head_dim, row.d_stride);
+      row.maximum[h] = from[d];
+      row.total[h] = from[d + 1];
+      for (u32 span = begin + 1; span <= position / kAttentionSpan; ++span) {
+        fold_span(task, row, h, task.partials + spans.word(r, task.kv_head, span, h));
+      }
+    }
+    const f32* const gates = task.q ? task.q + (u64{2} * r + 1) * width + first : nullptr;
+    finish_row(task, row, gates, task.out + r * width + first);
   }
 }
 

@@ -27,6 +27,7 @@
 #if __has_include("combine.hpp")
 #include "combine.hpp"
 #endif
+#include "attention_merge.hpp"
 #include "block_conv.hpp"
 #include "candidates.hpp"
 #include "collect.hpp"
@@ -68,6 +69,7 @@ inline constexpr HostBodyEntry kHostBodies[] = {
 #if __has_include("combine.hpp")
     {"combine", &combine::run},
 #endif
+    {"attention_merge", &attention_merge::run},
     {"publish", &publish::run},
     {"collect", &collect::run},
     {"draft_ngram", &draft_ngram::run},

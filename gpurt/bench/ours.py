@@ -164,7 +164,8 @@ class AttentionPath(Decode):
         path = analysis.critical_path(trace, analysis.typical_step(trace))
         ends = end_ns(path).astype(np.int64)
         added = np.diff(ends, prepend=ends[0])
-        of_attention = [trace.operators[int(span["op"])].body == "attention" for span in path]
+        bodies = [trace.operators[int(span["op"])].body for span in path]
+        of_attention = [body in ("attention", "attention_merge") for body in bodies]
         return float(added[of_attention].sum()) / 1e3 / self.workload.per
 
 

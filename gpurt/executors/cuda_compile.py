@@ -30,10 +30,12 @@ BUILT_IN = (
     *("noop", "matvec", "embed", "attention", "sample", "rearm", "publish", "collect"),
     *("matvec_f32", "gated_residual", "route", "expert_matvec", "combine"),
     *("draft_ngram", "draft_rows", "block_conv", "candidates", "draft_walk"),
+    "attention_merge",
 )
 SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes of device/shared_memory.cuh, by team
 SLOT_BYTES = 3072  # slots and barriers there, rounded up
 STAGES_MAX = 16
+_SPANS = 14  # attention's parameter
 PAGE_MIN = 16  # positions: attention's largest chunk
 # fmad=false: a body writes its multiply-adds out, so that no instance of a template and no
 # compiler version fuses other pairs than another.
@@ -237,22 +239,31 @@ def _attention_struct(plan: Plan) -> list[str]:
     whether it can do more than plain causal attention.
     """
     tasks = [task for task in plan.tasks if task.body == "attention"]
-    shapes = {attention_shape(task.params) for task in tasks}
+    shapes = {(*attention_shape(task.params), attention_splits(task.params)) for task in tasks}
     # One without queries writes the cache only.
-    shapes |= {(*attention_shape(t.params)[:3], True) for t in tasks if t.addr[0] is None}
+    shapes |= {(*attention_shape(t.params)[:3], True, False) for t in tasks if t.addr[0] is None}
     lines = [
+        *(['#include "bodies/attention_split.cuh"'] if any(s[4] for s in shapes) else []),
         "namespace gpurt {",
         "struct attention {",
         "  __device__ static void run(const TaskRecord& task, const BodyContext& context) {",
     ]
     # A shape that some layers need in full serves all layers of that shape.
     full = {shape[:3] for shape in shapes if shape[3]}
-    for dim, group, cache in sorted({shape[:3] for shape in shapes}):
+    for splits, dim, group, cache in sorted({(s[4], *s[:3]) for s in shapes}, reverse=True):
         test = f"task.param[2] == {dim} && task.param[0] / task.param[1] == {group}"
+        test += f" && task.param[7] == {cache}"
+        test += f" && task.param[{_SPANS}] != 0" if splits else ""
         extras = ", true" if (dim, group, cache) in full else ""
-        run = f"attention_of<{dim}, {group}, {cache}{extras}>::run(task, context)"
-        lines.append(f"    if ({test} && task.param[7] == {cache}) return {run};")
+        struct = "attention_split_of" if splits else "attention_of"
+        run = f"{struct}<{dim}, {group}, {cache}{extras}>::run(task, context)"
+        lines.append(f"    if ({test}) return {run};")
     return [*lines, "  }", "};", "}  // namespace gpurt"]
+
+
+def attention_splits(params: Sequence[Param]) -> bool:
+    """Whether positions are summed span by span, by several tasks."""
+    return len(params) > _SPANS and float(params[_SPANS]) != 0
 
 
 def attention_shape(params: Sequence[Param]) -> tuple[int, int, int, bool]:

@@ -51,6 +51,8 @@ def draft_op(
     """The operator without its tasks. Raises: GraphError if a record cannot hold it."""
     names = list(op.args) if op.body.is_user or not op.body.args else [a.name for a in op.body.args]
     room = ADDRS_PER_TASK if op.rows is None else ADDR_SAMPLE_ROWS
+    while op.rows is not None and names and names[-1] not in op.args:
+        names.pop()  # it would lie where the table does
     for what, count, limit in (
         ("arguments", len(names), room),
         ("parameters", len(op.params), PARAMS_PER_TASK),

@@ -5,6 +5,15 @@ One task per kv head; it handles all rows, so a row sees the keys that earlier r
 step wrote. Sums run in chunks of one page at absolute positions: bits depend neither on how many
 rows a step has nor on the context's capacity.
 
+Without a window, or with one longer than a span of 2048 positions, positions are summed span by
+span, and the spans' sums are folded in their order. Where the context holds more than one span, the
+spans are dealt to `splits` tasks a kv head: task i has the spans s with s % splits == i, all rows,
+and the keys and values of the step's rows that lie there. It leaves the sums of each in `partials`,
+and attention_merge folds them. So splits change no bit. What a task leaves in the cache and in
+`partials` is known only as it runs: it declares its part of the pages and of the spans in their
+place, both disjoint and in whole. Drafters' calls are of no spans: those over a table's rows, with
+blocks, or that write the cache only.
+
   rope    [context, D]: D/2 cosines, then D/2 sines; rotates the pairs (i, i + D/2)
   kv      [rows, 2*kv_heads*D]: all key heads, then all value heads
   cache   [pages, kv_heads, page, D]; page_table [slots, pages_per_slot] names a slot's pages
@@ -18,6 +27,7 @@ rows a step has nor on the context's capacity.
   out_eps       above 0: o * rsqrt(mean(o^2) + out_eps) of every query head, before the gate
   block         1: rows of one sequence side by side are a block, and each sees to its end, with a
                 window up to position i + window - 1; else it sees up to itself
+  partials      [rows, kv_heads, spans, heads/kv_heads, D + 4]: D sums, their maximum and total
 Without q and out nothing attends: keys and values go to the cache.
 """
 
@@ -30,7 +40,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.buffer import Region
 from gpurt.errors import GraphError
+from gpurt.graphs.ops.attention_merge import attention_merge
 from gpurt.graphs.ops.dtypes import dtype_code, to_float32, to_storage
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 
@@ -38,6 +50,10 @@ if TYPE_CHECKING:
     from gpurt.buffer import Buffer
     from gpurt.graph import Graph, Operand, Operator
 
+# Positions; kAttentionSpan of device/bodies/attention_span.hpp. The default context is one span: a
+# second operator costs a hop, more than a split saves there.
+SPAN = 2048
+PARTIAL_PAD = 4  # words behind D sums: maximum, total, two to align the next
 _COST_POSITIONS = 256  # positions a task is costed at: its true length is known only as it runs
 
 
@@ -61,6 +77,7 @@ def attention(
     out_eps: float = 0.0,
     block: bool = False,
     sequence_rows: int | None = None,
+    splits: int = 0,
     name: str = "attention",
 ) -> Operator:
     """Add the attention of a step's rows. k_cache and v_cache share a dtype: f32, f16, bf16 or
@@ -68,22 +85,15 @@ def attention(
 
     q, out: [rows, heads*D] f32, or None to write the cache only. The module docstring has the other
     shapes. scale: default D**-0.5. sequence_rows: the most that are of one sequence; default: all.
-    rope: None to rotate nothing. Raises: GraphError if a ring of pages is shorter than its window
-    and the rows of a step, or if q and out do not fit the heads.
+    rope: None to rotate nothing. splits: tasks a kv head if there are several spans; 0: the planner
+    chooses. Raises: GraphError if q and out do not fit the heads, or a ring its window and rows.
     """
     _, kv_heads, page, head_dim = k_cache.shape
-    where, width = f"{graph.name}.{name}", heads * head_dim
-    found = [0 if operand is None else region_of(operand).shape[-1] for operand in (q, out)]
-    if found not in ([0, 0], [width * (1 + gated), width]):
-        msg = f"q has {found[0]} columns and out {found[1]}"
-        need = f"q needs {width * (1 + gated)}, out {width}"
-        raise GraphError(f"{msg}, for {heads} heads of {head_dim} - at {where} - {need}")
-    rows = sequence_rows or region_of(kv).shape[0]
-    need_pages = ring_pages(window, rows, graph.context, page)
-    if page_table.shape[1] < need_pages:
-        msg = f"a slot has {page_table.shape[1]} pages of {page}, window {window}"
-        raise GraphError(f"{msg} - at {where} - {rows} rows a step need {need_pages}")
-    return graph.op(
+    _check_widths(f"{graph.name}.{name}", q, out, heads, head_dim, gated)
+    _check_pages(graph, name, page_table, window, sequence_rows or region_of(kv).shape[0], page)
+    spans = 0 if block or graph.is_over_table else span_count(window, graph.context)
+    partials = _partials(graph, out, (kv_heads, spans, heads // kv_heads, head_dim))
+    op = graph.op(
         ATTENTION,
         {
             "q": q,
@@ -93,7 +103,8 @@ def attention(
             "page_table": page_table,
             "rope": rope,
             "qk_norm": qk_norm,
-            "out": out,
+            "out": out if partials is None else None,
+            "partials": partials,
         },
         name=name,
         heads=heads,
@@ -110,7 +121,47 @@ def attention(
         gated=int(gated),
         out_eps=float(out_eps),
         block=int(block),
+        spans=spans if partials is not None else 0,
+        splits=splits,
     )
+    if partials is not None and out is not None:
+        attention_merge(graph, partials, q if gated else None, out, op=op, name=f"{name}_merge")
+    return op
+
+
+def _check_pages(
+    graph: Graph, name: str, page_table: Buffer, window: int, rows: int, page: int
+) -> None:
+    pages, need = page_table.shape[1], ring_pages(window, rows, graph.context, page)
+    if pages < need:
+        msg = f"a slot has {pages} pages of {page}, window {window}"
+        raise GraphError(f"{msg} - at {graph.name}.{name} - {rows} rows a step need {need}")
+
+
+def _check_widths(
+    where: str, q: Operand | None, out: Operand | None, heads: int, head_dim: int, gated: bool
+) -> None:
+    width = heads * head_dim
+    found = [0 if operand is None else region_of(operand).shape[-1] for operand in (q, out)]
+    if found not in ([0, 0], [width * (1 + gated), width]):
+        msg = f"q has {found[0]} columns and out {found[1]}"
+        need = f"q needs {width * (1 + gated)}, out {width}"
+        raise GraphError(f"{msg}, for {heads} heads of {head_dim} - at {where} - {need}")
+
+
+def _partials(graph: Graph, out: Operand | None, shape: tuple[int, int, int, int]) -> Buffer | None:
+    """What splits leave, None without spans. shape: kv heads, spans, heads a kv head, D."""
+    if out is None or shape[1] == 0:
+        return None
+    whole = [region_of(out).shape[0], *shape[:3], shape[3] + PARTIAL_PAD]
+    return graph.activation(f"{region_of(out).buffer.name}.partials", whole, "f32")
+
+
+def span_count(window: int, context: int) -> int:
+    """Spans that a slot's positions may lie in; 0: attention sums them all at once."""
+    if context <= SPAN or 0 < window <= SPAN:
+        return 0
+    return -(-context // SPAN)
 
 
 def slot_pages(graph: Graph, name: str, per_slot: int) -> Buffer:
@@ -128,8 +179,7 @@ def ring_pages(window: int, rows: int, context: int, page: int) -> int:
 
 
 def tile_attention(op: Operator, target: Target) -> list[Tile]:
-    """One task per kv head."""
-    del target
+    """One task per kv head, or one for each of its splits."""
     kv_heads, head_dim = int(op.params["kv_heads"]), int(op.params["head_dim"])
     group = int(op.params["heads"]) // kv_heads * head_dim
     width = kv_heads * head_dim
@@ -139,11 +189,18 @@ def tile_attention(op: Operator, target: Target) -> list[Tile]:
     def bases(head: int) -> list[int]:
         return [(half * kv_heads + head) * group for half in range(halves)]
 
+    spans, count = int(op.params["spans"]), 1
+    if spans:
+        count = int(op.params["splits"]) or target.workers // kv_heads
+        count = max(1, min(count, spans))
     tiles = []
     attends = "q" in op.args
-    for head in range(kv_heads):
+    for head, split in ((h, s) for h in range(kv_heads) for s in range(count)):
         low, high = head * head_dim, (head + 1) * head_dim
-        caches = [part(op.args[name], 1, head, head + 1) for name in ("k_cache", "v_cache")]
+        caches = [
+            _share(part(op.args[name], 1, head, head + 1), 0, split, count)
+            for name in ("k_cache", "v_cache")
+        ]
         reads = [
             *(columns(op.args["q"], base, base + group) for base in bases(head) if attends),
             columns(op.args["kv"], low, high),
@@ -152,12 +209,22 @@ def tile_attention(op: Operator, target: Target) -> list[Tile]:
             *shared,
         ]
         writes = list(caches)
-        if attends:
+        if spans:
+            of_head = part(op.args["partials"], 1, head, head + 1)
+            writes.append(_share(of_head, 2, split, count))
+        elif attends:
             writes.append(columns(op.args["out"], head * group, (head + 1) * group))
         element_bytes = op.args["k_cache"].buffer.dtype.row_bytes(1)
         cost_bytes = 2 * _COST_POSITIONS * head_dim * element_bytes + 8 * group
-        tiles.append(Tile((head, 0, 0, 0), tuple(reads), tuple(writes), cost_bytes=cost_bytes))
+        coords = (head, split, count if spans else 0, 0)
+        tiles.append(Tile(coords, tuple(reads), tuple(writes), cost_bytes=cost_bytes))
     return tiles
+
+
+def _share(region: Region, axis: int, index: int, count: int) -> Region:
+    """Part `index` of `count` of an axis."""
+    size = region.shape[axis]
+    return part(region, axis, size * index // count, size * (index + 1) // count)
 
 
 def attention_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
@@ -203,15 +270,41 @@ def attention_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: 
         v_KPD = np.asarray(v_cache[pages, :, seen % page], np.float32).transpose(1, 0, 2)
         q_KGD = q_HD.reshape(kv_heads, heads // kv_heads, head_dim)
         scores = np.einsum("kgd,kpd->kgp", q_KGD, k_KPD) * scale
+        if op.params["spans"]:
+            _leave_partials(required(op, arrays, "partials")[row], scores, v_KPD, seen)
+            continue
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         out_KGD = np.einsum("kgp,kpd->kgd", weights, v_KPD)
-        out_HD = out_KGD.reshape(heads, head_dim)
-        if out_eps > 0:
-            out_HD = _rms(out_HD, np.ones(head_dim, np.float32), out_eps)
-        if op.params["gated"]:
-            out_HD = out_HD / (1.0 + np.exp(-q[1]))
-        required(op, arrays, "out")[row] = out_HD.reshape(-1)
+        gates = q[1] if op.params["gated"] else None
+        required(op, arrays, "out")[row] = finish_heads(
+            out_KGD.reshape(heads, head_dim), out_eps, gates
+        )
+
+
+def _leave_partials(
+    to_KSGP: NDArray[Any], scores: NDArray[Any], v_KPD: NDArray[Any], seen: NDArray[Any]
+) -> None:
+    """One row's sums of each span that it sees."""
+    for span in np.unique(seen // SPAN):
+        inside = seen // SPAN == span
+        top = scores[..., inside].max(axis=-1)
+        weights = np.exp(scores[..., inside] - top[..., None])
+        sums = np.einsum("kgp,kpd->kgd", weights, v_KPD[:, inside])
+        total = weights.sum(axis=-1)
+        packed = np.concatenate([sums, top[..., None], total[..., None]], axis=-1)
+        to_KSGP[:, span, :, : packed.shape[-1]] = packed
+
+
+def finish_heads(
+    out_HD: NDArray[Any], out_eps: np.float32, gates_HD: NDArray[Any] | None
+) -> NDArray[Any]:
+    """A row's heads as they are stored: normed, gated, side by side."""
+    if out_eps > 0:
+        out_HD = _rms(out_HD, np.ones(out_HD.shape[-1], np.float32), out_eps)
+    if gates_HD is not None:
+        out_HD = out_HD / (1.0 + np.exp(-gates_HD))
+    return out_HD.reshape(-1)
 
 
 def _end(op: Operator, step: StepRows, row: int) -> int:
@@ -249,6 +342,7 @@ ATTENTION = Body(
         Arg("rope", "r", optional=True),
         Arg("qk_norm", "r", optional=True),
         Arg("out", "w", optional=True),
+        Arg("partials", "w", optional=True),
     ),
     params=(
         "heads",
@@ -265,6 +359,8 @@ ATTENTION = Body(
         "gated",
         "out_eps",
         "block",
+        "spans",
+        "splits",
     ),
     tile=tile_attention,
     reference=attention_reference,

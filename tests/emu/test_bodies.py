@@ -14,6 +14,7 @@ MODULES = {
     for name in (
         "one_op",
         "test_attention_extras",
+        "test_attention_split",
         "test_combine",
         "test_dflash",
         "test_expert_matvec",
@@ -25,6 +26,7 @@ MODULES = {
 }
 experts = MODULES["test_expert_matvec"]
 extras = MODULES["test_attention_extras"]
+split = MODULES["test_attention_split"]
 # As (module, test, arguments): one or two of each kind, none of them wide.
 CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("test_combine", "test_combine_equals_its_reference", ((144, 3, 13), True, True, 5)),
@@ -53,6 +55,12 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("test_attention_extras", "test_attention_equals_its_reference", (extras.CASES[0], "e4m3")),
     ("test_attention_extras", "test_attention_equals_its_reference", (extras.CASES[-2], "f32")),
     ("test_attention_extras", "test_without_queries_the_caches_get_what_attention_writes", (16,)),
+    (
+        "test_attention_split",
+        "test_spans_equal_the_reference",
+        (split.CASES[1], tuple(split.STEPS)[4]),
+    ),
+    ("test_attention_split", "test_bits_do_not_depend_on_splits_or_team", (split.CASES[1],)),
 ]
 
 
@@ -60,7 +68,8 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
 def forgotten(emulated: None) -> Iterator[None]:
     """The modules' runners are built for the emulated GPU, and forgotten afterwards."""
     del emulated
-    runners = [m.runner for m in MODULES.values() if hasattr(m.runner, "cache_clear")]
+    named = [m.runner for m in MODULES.values()] + [split.split_runner]
+    runners = [runner for runner in named if hasattr(runner, "cache_clear")]
     for runner in runners:
         runner.cache_clear()
     yield

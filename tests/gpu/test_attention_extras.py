@@ -73,11 +73,14 @@ def runner(case: Case, dtype: str, team_warps: int = 16) -> OneTask:
     return OneTask("attention", struct, team_warps)
 
 
-def operator(case: Case, dtype: str) -> Operator:
-    graph = Graph(rows=PLAN_ROWS, slots=SLOTS, context=CONTEXT)
-    pages = ring_pages(case.window, PLAN_ROWS, CONTEXT, PAGE)
+def operator(case: Case, dtype: str, graph: Graph | None = None, splits: int = 0) -> Operator:
+    """Attention. graph: whose context is not the usual one."""
+    graph = graph or Graph(rows=PLAN_ROWS, slots=SLOTS, context=CONTEXT)
+    pages = ring_pages(case.window, PLAN_ROWS, graph.context, PAGE)
     width, cache_shape = case.heads * case.dim, [SLOTS * pages, case.kv_heads, PAGE, case.dim]
-    rope = graph.weight("rope", [CONTEXT, case.dim], "f32", lambda: None) if case.rope else None
+    rope = (
+        graph.weight("rope", [graph.context, case.dim], "f32", lambda: None) if case.rope else None
+    )
     norm = graph.weight("norm", [2, case.dim], "f32", lambda: None) if case.norm == 1 else None
     return attention(
         graph,
@@ -97,6 +100,7 @@ def operator(case: Case, dtype: str) -> Operator:
         gated=case.gated,
         out_eps=case.out_eps,
         block=case.block,
+        splits=splits,
     )
 
 
@@ -111,7 +115,8 @@ def inputs(op: Operator, step: Step, dtype: str, seed: int = 0) -> Arrays:
     table = rng.permutation(shape[0] * shape[1]).astype(np.uint32).reshape(shape)
     arrays["page_table"] = table
     if "rope" in op.args:
-        angles = rng.uniform(0, 6, (CONTEXT, op.args["rope"].shape[1] // 2))
+        positions, dim = op.args["rope"].shape
+        angles = rng.uniform(0, 6, (positions, dim // 2))
         arrays["rope"] = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
     window = int(op.params["window"])
     for name in ("k_cache", "v_cache"):
@@ -126,7 +131,9 @@ def inputs(op: Operator, step: Step, dtype: str, seed: int = 0) -> Arrays:
     rows = len(step.slots)
     for name in ("q", "kv"):
         arrays[name][rows:] = np.nan
-    arrays["out"][...] = np.nan
+    for name in ("out", "partials"):
+        if name in arrays:
+            arrays[name][...] = np.nan
     return arrays
 
 

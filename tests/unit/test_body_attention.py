@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from gpurt.body import StepRows, Target
 from gpurt.buffer import DTYPES
 from gpurt.graph import Graph, Operator
-from gpurt.graphs.ops.attention import ATTENTION, attention, ring_pages
+from gpurt.graphs.ops.attention import ATTENTION, SPAN, attention, ring_pages
+from gpurt.graphs.ops.attention_merge import ATTENTION_MERGE
 from gpurt.graphs.ops.dtypes import to_float32, to_storage
 from tests.helpers.host_bodies import bodies, guarded, levels
 from tests.helpers.oracle import step_rows
@@ -43,6 +44,7 @@ class Case:
     rotated: bool = True
     gated: bool = False
     out_eps: float = 0.0
+    splits: int = 0
     seed: int = 0
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -71,13 +73,14 @@ class Case:
         if self.qk_norm:
             self.arrays["qk_norm"] = guarded(rng.uniform(0.5, 1.5, (2, d)).astype(np.float32))
 
-    def operator(self) -> Operator:
+    def operators(self) -> list[Operator]:
+        """Attention, and what merges its spans if there are several."""
         graph = Graph(rows=len(self.step.token), slots=SLOTS, context=self.context)
         a = self.arrays
         qk_norm = None
         if self.qk_norm:
             qk_norm = graph.weight("qk_norm", a["qk_norm"].shape, "f32", a["qk_norm"])
-        return attention(
+        attention(
             graph,
             graph.activation("q", a["q"].shape, "f32"),
             graph.activation("kv", a["kv"].shape, "f32"),
@@ -93,31 +96,43 @@ class Case:
             weightless_qk_norm=self.weightless,
             gated=self.gated,
             out_eps=self.out_eps,
+            splits=self.splits,
         )
+        return list(graph.operators)
 
     def run(self, level: str, scratch_bytes: int = 1 << 20) -> dict[str, NDArray[Any]]:
-        """Fresh caches and out, computed by the body, one task per kv head."""
-        op = self.operator()
+        """Fresh caches and out, computed by the bodies, tile by tile."""
         arrays = dict(self.arrays, out=np.full(self.arrays["out"].shape, np.nan, np.float32))
         for name in STATES:
             arrays[name] = guarded(self.arrays[name])
-        kind, _ = bodies(level).run(
-            ATTENTION,
-            arrays,
-            op.params,
-            self.step,
-            coords=[t.coords for t in ATTENTION.tile(op, Target("host", 2))],
-            scratch_bytes=scratch_bytes,
-        )
-        assert kind == 0
+        for op in self.operators():
+            if "partials" in op.args and "partials" not in arrays:
+                arrays["partials"] = np.full(op.args["partials"].shape, np.nan, np.float32)
+            given = arrays
+            if op.body is ATTENTION_MERGE and "q" not in op.args:
+                given = {name: array for name, array in arrays.items() if name != "q"}
+            assert op.body.tile is not None
+            kind, _ = bodies(level).run(
+                op.body,
+                given,
+                op.params,
+                self.step,
+                coords=[t.coords for t in op.body.tile(op, Target("host", 2))],
+                scratch_bytes=scratch_bytes,
+            )
+            assert kind == 0
         return arrays
 
     def reference(self) -> dict[str, NDArray[Any]]:
-        """The same by graphs/ops/attention.py, caches as float32."""
+        """The same by graphs/ops, caches as float32."""
         arrays = {k: v.copy() for k, v in self.arrays.items()}
         for name in STATES:
             arrays[name] = to_float32(self.arrays[name], DTYPES[self.cache]).copy()
-        ATTENTION.reference(self.operator(), arrays, self.step)
+        for op in self.operators():
+            if "partials" in op.args and "partials" not in arrays:
+                arrays["partials"] = np.full(op.args["partials"].shape, np.nan, np.float32)
+            assert op.body.reference is not None
+            op.body.reference(op, arrays, self.step)
         return arrays
 
     def poison_beyond(self) -> None:
@@ -331,3 +346,76 @@ def test_scores_far_apart_neither_overflow_nor_vanish(level: str) -> None:
 def test_a_context_of_8192_equals_the_reference(level: str) -> None:
     case = Case(rows_of((1, 8191, 1)), heads=3, kv_heads=1, context=8192)
     check(case, level)
+
+
+# ---- spans -----------------------------------------------------------------------------------
+CONTEXT_SPANS = 2 * SPAN + 500
+SPAN_STEPS = {
+    "one span of several": rows_of((0, SPAN - 1, 1)),
+    "a span begins": rows_of((1, SPAN, 1)),
+    "rows over a border": rows_of((2, SPAN - 7, 16)),
+    "slots of all lengths": rows_of((2, CONTEXT_SPANS - 2, 2), (0, 5, 1), (1, SPAN + 300, 5)),
+}
+
+
+def in_spans(step: str, **changes: Any) -> Case:
+    return Case(SPAN_STEPS[step], context=CONTEXT_SPANS, heads=3, kv_heads=1, **changes)
+
+
+@pytest.mark.parametrize("step", SPAN_STEPS)
+@pytest.mark.parametrize("window", [0, SPAN + 90])
+def test_spans_equal_the_reference_whatever_the_splits(step: str, window: int) -> None:
+    def case(splits: int) -> Case:
+        made = in_spans(step, splits=splits, window=window, gated=True, out_eps=1e-5)
+        made.poison_beyond()
+        return made
+
+    level = LEVELS[-1]
+    check(case(1), level)
+    wanted = case(1).run(level)
+    for splits in (2, 3, 8):
+        got = case(splits).run(level)
+        for name in ("out", *STATES):
+            assert got[name].tobytes() == wanted[name].tobytes(), f"{splits} splits: {name}"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_bits_in_spans_depend_neither_on_the_context_nor_on_rows(level: str) -> None:
+    def row(case: Case, index: int) -> bytes:
+        return bytes(case.run(level)["out"][index].tobytes())
+
+    many = in_spans("rows over a border", page=32)
+    alone = in_spans("rows over a border", page=32)
+    alone.step = rows_of((2, SPAN + 8, 1))
+    for name in ("q", "kv"):
+        alone.arrays[name] = guarded(many.arrays[name][15:])
+    alone.arrays["out"] = alone.arrays["out"][15:]
+    filled = many.run(level)
+    for name in STATES:
+        alone.arrays[name] = filled[name]
+    assert row(alone, 0) == filled["out"][15].tobytes()
+    # A row of the first span has the bits of a plan that knows no other.
+    short = Case(rows_of((0, 70, 1)), context=SPAN, heads=3, kv_heads=1, page=32)
+    long = Case(rows_of((0, 70, 1)), context=CONTEXT_SPANS, heads=3, kv_heads=1, page=32)
+    for name in ("q", "kv"):
+        long.arrays[name] = short.arrays[name]
+    long.arrays["rope"][:SPAN] = short.arrays["rope"]
+    for name in STATES:
+        cached = long.arrays[name].reshape(SLOTS, -1)
+        for page in range(3):
+            to, begin = (c.arrays["page_table"][0, page] for c in (long, short))
+            long.arrays[name][to] = short.arrays[name][begin]
+        assert cached.size
+    assert row(long, 0) == row(short, 0)
+
+
+def test_the_planner_deals_spans_to_as_many_tasks_as_there_are_workers_for() -> None:
+    op = in_spans("a span begins").operators()[0]
+    assert ATTENTION.tile is not None
+    for workers, count in ((1, 1), (2, 2), (132, 3)):
+        tiles = ATTENTION.tile(op, Target("host", workers))
+        assert [t.coords for t in tiles] == [(0, i, count, 0) for i in range(count)]
+    short = Case(SPAN_STEPS["one span of several"], context=SPAN).operators()
+    assert [op.body.name for op in short] == ["attention"]
+    bounded = Case(SPAN_STEPS["a span begins"], context=CONTEXT_SPANS, window=SPAN).operators()
+    assert [op.body.name for op in bounded] == ["attention"]

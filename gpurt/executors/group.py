@@ -27,6 +27,8 @@ from gpurt.progress import Progress
 if TYPE_CHECKING:
     from gpurt.executors import cuda
 
+_LAG_NAP_S = 20e-6  # ranks end a step within one of its hops
+
 log = logging.getLogger("gpurt")
 
 
@@ -144,8 +146,11 @@ class Group:
         return self._ranks[0].read(buffer_name)
 
     def write(self, buffer_name: str, array: NDArray[Any]) -> None:
-        """Fill a state buffer of every rank."""
+        """Fill a state buffer of every rank, once all have ended the last step of rank 0."""
+        last = int(self.host.control["heartbeat"])
         for executor in self._ranks:
+            while executor.running() and int(executor.host.control["heartbeat"]) < last:
+                time.sleep(_LAG_NAP_S)
             executor.write(buffer_name, array)
 
     def counters(self) -> NDArray[np.uint64]:

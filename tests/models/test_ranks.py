@@ -46,6 +46,7 @@ def run(graph, devices="host", name="logits", requests=1, **options):
             for i in range(requests)
         ]
         tokens = [list(request) for request in made]
+        runtime.park()  # rank 0 has ended its last step; now the others have, too
         ranks = runtime._find(graph).executor.ranks
         return tokens, [one.read(name)[0].view(np.uint32) for one in ranks]
 

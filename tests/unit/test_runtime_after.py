@@ -15,6 +15,7 @@ from gpurt.graphs.drafters import add_drafter
 from gpurt.loaders import load_model
 from gpurt.runtime import Runtime
 from tests.gpu.tiny_muse import tiny_muse
+from tests.helpers.gate import Gate
 from tests.helpers.tiny import tiny_folder
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -104,8 +105,10 @@ def test_a_slot_that_another_request_took_is_computed_anew(runtime, tiny):
 
 def test_each_of_two_chats_finds_its_slot(runtime, tiny):
     graph = graph_of(tiny, slots=2)
+    gate = Gate(graph)  # both are there before the first has ended
     prompts = [PROMPT, [2, 7, 1, 8]]
     pair = [runtime.submit(graph, prompt, max_tokens=6, ignore_eos=True) for prompt in prompts]
+    gate.open()
     for request in pair:
         request.result(60)
     for index in (1, 0):  # not in the order of the slots

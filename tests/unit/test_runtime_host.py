@@ -19,6 +19,7 @@ from gpurt.graphs import llama
 from gpurt.loaders import load_model
 from gpurt.plan import Plan
 from gpurt.runtime import Runtime
+from tests.helpers.gate import Gate
 from tests.helpers.hand_plan import Node, hand_plan
 from tests.helpers.tiny import tiny_folder
 
@@ -133,24 +134,6 @@ def test_threads_submit_and_read_at_once(tiny):
             thread.join(100)
             assert not thread.is_alive()
     assert seen == [True] * 16
-
-
-class Gate:
-    """Lets through as many steps of a graph as were opened: so a cancel races with nothing."""
-
-    def __init__(self, graph):
-        self.steps = threading.Semaphore(0)
-        gate = body("gate", self.hold)
-        graph.task(gate, [], [graph.activation("gate", [1], "f32")])
-
-    def hold(self, out):
-        if not self.steps.acquire(timeout=30):
-            msg = "nobody opened the gate"
-            raise TimeoutError(msg)
-        out.fill(1)
-
-    def open(self, steps=1000):
-        self.steps.release(steps)
 
 
 def test_cancel_in_decode_keeps_the_tokens_that_came(tiny):

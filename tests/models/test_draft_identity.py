@@ -18,6 +18,7 @@ from gpurt.loaders import load_model
 from gpurt.reply import Reply
 from gpurt.runtime import Runtime
 from tests.helpers.byte_tokenizer import byte_tokenizer
+from tests.helpers.gate import Gate
 from tests.helpers.hostile_drafters import (
     Follower,
     add_python_drafter,
@@ -236,13 +237,16 @@ def test_sequences_that_share_steps_do_not_touch_each_other(runtime, tiny, slots
     assert [list(request) for request in requests] == wanted
 
 
-def test_proposals_never_delay_a_prompt(runtime, tiny):
+def test_proposals_never_delay_a_prompt(tiny):
     """With a block of 16 rows a step, a second prompt would wait for the first text's end."""
     graph = add_python_drafter(graph_of(tiny, slots=2), constant(3), 15)
+    gate = Gate(graph)
     prompts = [[1, 2, 3], [n % VOCAB for n in range(40)]]
-    requests = [runtime.submit(graph, p, max_tokens=60, ignore_eos=True) for p in prompts]
-    for request in requests:
-        request.result(30)
+    with Runtime("host", workers=2, wait_timeout_ms=60_000) as runtime:
+        requests = [runtime.submit(graph, p, max_tokens=60, ignore_eos=True) for p in prompts]
+        gate.open()
+        for request in requests:
+            request.result(30)
     first, second = requests
     assert second.first_step < first.last_step
     # 40 rows of a prompt, 15 a step beside the other sequence; then it decodes.

@@ -29,7 +29,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def runtime():
-    with Runtime("host", workers=2, linger_ms=20_000) as runtime:
+    with Runtime("host", workers=2, linger_ms=20_000, wait_timeout_ms=60_000) as runtime:
         yield runtime
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
-from gpurt.body import body
 from gpurt.graphs import llama
 from gpurt.loaders import load_model
 from gpurt.runtime import Runtime
 from gpurt.trace import Trace
 from gpurt.trace.page import pack
 from gpurt.trace.view import summary
+from tests.helpers.gate import Gate
 from tests.helpers.tiny import tiny_folder
 from tests.unit.test_trace_html import unpacked
 
@@ -104,34 +102,10 @@ def test_a_trace_file_keeps_the_variants(model, tmp_path):
     assert np.array_equal(loaded.steps, trace.steps)
 
 
-class Gate:
-    """Holds every step until it is opened; counts those that came."""
-
-    def __init__(self) -> None:
-        self.arrived, self.opened = threading.Semaphore(0), threading.Semaphore(0)
-
-    def add_to(self, graph) -> None:
-        mark = graph.activation("gate", [1], "f32")
-        graph.task(body("gate", self._hold), [], [mark])
-
-    def _hold(self, _mark) -> None:
-        self.arrived.release()
-        assert self.opened.acquire(timeout=WAIT_S)
-
-    def wait(self) -> None:
-        assert self.arrived.acquire(timeout=WAIT_S)
-
-    def pass_one(self) -> None:
-        self.opened.release()
-
-    def open(self) -> None:
-        self.opened.release(1000)
-
-
 def test_a_prompt_that_comes_later_delays_no_decoding(model):
     """The other sequence gets a token in every step of the prompt's."""
-    gate, graph = Gate(), build(model, slots=2)
-    gate.add_to(graph)
+    graph = build(model, slots=2)
+    gate = Gate(graph)
     with Runtime("host", workers=2, step_rows=(2, 8), wait_timeout_ms=60_000) as runtime:
         first = runtime.submit(graph, PROMPTS[0], max_tokens=30, ignore_eos=True)
         gate.wait()  # in its first step, whose end admits the second one
@@ -148,12 +122,12 @@ def test_a_prompt_that_comes_later_delays_no_decoding(model):
 
 
 def test_a_request_cancelled_within_its_prompt_ends_there(model, wanted):
-    gate, graph = Gate(), build(model, slots=1)
-    gate.add_to(graph)
+    graph = build(model, slots=1)
+    gate = Gate(graph)
     with Runtime("host", workers=2, step_rows=(2, 8), wait_timeout_ms=60_000) as runtime:
         request = runtime.submit(graph, PROMPTS[4], max_tokens=9)
         gate.wait()
-        gate.pass_one()
+        gate.open(steps=1)
         gate.wait()  # in its second step of five
         request.cancel()
         gate.open()

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 CLOSE_GRACE_S = 2.0  # for a cancelled request to be noticed; then the run is aborted
 JOIN_GRACE_S = 5.0  # for workers to drain after an abort, beyond the wait time-out
+ABORT_GRACE_S = 1.0  # for ranks to hear from the one that gave up
 POLL_S = 0.0005
 # A body may run long while nobody waits for it; so only after many wait time-outs is a silent
 # kernel given up.
@@ -439,6 +440,9 @@ class Session:
 
     def _fail(self) -> None:
         """A worker gave up: all drain; name what is stuck; every resident request ends."""
+        if len(self.executor.ranks) > 1:
+            # Ranks tell each other; told by the host first, one would end without a report.
+            self.executor.join(ABORT_GRACE_S)
         self._view.request_abort()
         self.broken = not self.executor.join(self._drain_s)
         error = FaultError(describe_faults(self.executor, drained=not self.broken))

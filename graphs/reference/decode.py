@@ -7,7 +7,6 @@ Legend: H heads, K kv heads, D head dimension, C positions of the cache.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 
 import torch
@@ -80,16 +79,6 @@ class Decoder:
             x = x + (self._experts(own, normed) if "router" in own else self._mlp(own, normed))
         x = x[-1:] if whole else x
         return functional.linear(self._rms(x, self.norm), self.head)
-
-    def step_us(self, graph: torch.cuda.CUDAGraph, position: int, count: int) -> float:
-        """Microseconds of a replayed step, over `count` around `position`."""
-        self.position.fill_(position - count // 2)
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(count):
-            graph.replay()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - began) * 1e6 / count
 
     # ---- layers ------------------------------------------------------------------------------
     def _attention(

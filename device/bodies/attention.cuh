@@ -23,33 +23,30 @@
 //   - A lane holds 8 consecutive dimensions: D/8 lanes read one position (16 bytes a lane in a
 //     16-bit cache), 32/(D/8) positions at a time, kBatch times before the first use.
 #pragma once
+#include "attention_fold.cuh"
 #include "attention_output.cuh"
 #include "attention_place.cuh"
 #include "attention_span.hpp"
-#include "elements.cuh"
 
 namespace gpurt {
-
-constexpr u32 kVirtualWarps = 16;
 
 // CACHE is a DTypeCode. SPLIT: a task has some of the positions (attention_split.cuh).
 template <u32 D, u32 GROUP, u32 CACHE, bool EXTRAS = false, bool SPLIT = false>
 struct attention_of {
-  static_assert(D == 64 || D == 128, "head dimensions that fill lanes of 8");
-  static constexpr u32 kLanes = D / 8;                  // lanes a position
-  static constexpr u32 kPositions = 32 / kLanes;        // positions a warp reads at once
-  static constexpr u32 kBatch = CACHE == kF32 ? 2 : 4;  // such reads in flight
-  static constexpr u32 kChunk = kBatch * kPositions;    // a page is a multiple of it
+  using Fold = AttentionFold<D, CACHE, EXTRAS>;
+  static constexpr u32 kLanes = Fold::kLanes, kPositions = Fold::kPositions;
+  static constexpr u32 kChunk = Fold::kChunk, kRowBytes = Fold::kRowBytes;
+  static constexpr u32 kHeadFloats = Fold::kHeadFloats;
   static constexpr u32 kRowsMax = 16;
-  static constexpr u32 kHeadFloats = D + 4;  // D outputs, max, sum; aligned to 16 bytes
   // Query heads a pass: as many as have room for a row's partials.
   static constexpr u32 kHeadsRoom = 20480 / (kVirtualWarps * kHeadFloats * 4);
   static constexpr u32 kHeads = GROUP < kHeadsRoom ? GROUP : kHeadsRoom;
-  static constexpr u32 kPasses = (GROUP + kHeads - 1) / kHeads;
+  static constexpr u32 kTogether = GROUP % 3 == 0 ? 3 : 2;  // heads folded at once: registers
   static constexpr u32 kPartialFloats = kHeads * kHeadFloats;
   static constexpr u32 kQueryRows = 2048 / (GROUP * D) == 0 ? 1 : 2048 / (GROUP * D);
 
   using Place = PlaceOf<EXTRAS>;
+  using Eight = typename Fold::Eight;
 
   struct Scratch {
     Place place[kRowsMax];
@@ -78,17 +75,6 @@ struct attention_of {
     u32 window;  // 0: all positions
     bool rotates, norms, gated;
     f32 out_eps;  // 0: no norm of the output
-  };
-
-  // Running softmax of one head over one lane's 8 dimensions.
-  struct Partial {
-    f32 max, sum;
-    f32 out[8];
-  };
-
-  // A chunk as a warp holds it: kBatch positions a lane.
-  struct Chunk {
-    typename Elements<CACHE>::Eight keys[kBatch], values[kBatch];
   };
 
   // Each phase is a function of its own, which reads from the record what it needs: the values of
@@ -297,126 +283,44 @@ struct attention_of {
                                                  u32 first, u32 here, u32 head, u32 most_log2) {
     const Shape s = shape_of(task, context);
     Scratch& scratch = scratch_of(context);
-    const u32 lane = context.thread % 32, end = min(head + kHeads, GROUP);
+    const u32 lane = context.thread % 32;
 #pragma unroll 1
     for (u32 item = context.thread / 32; item < here << most_log2;
          item += context.team_threads / 32) {
       const u32 row = item >> most_log2, warp = item & ((1u << most_log2) - 1);
       const Place place = scratch.place[first + row];
       if (warp >= virtual_warps(task, place)) continue;
-      const u32 count = place.end();
       const u32 seen = EXTRAS ? first_seen(s.window, place.position) : 0;
-      const u32 start = first_of(s, place, warp);
-      Chunk chunk;
-      u32 loaded = start;
-      read_chunk(s, scratch.first_page[first + row][warp], loaded, seen, count, lane, chunk);
+      const u32 start = first_of(s, place, warp), page = scratch.first_page[first + row][warp];
+      fold_heads(sequence_of(s, place, seen, place.end(), lane), start, page, scratch.query[row],
+                 head, lane, scratch.partial + item * kPartialFloats);
+    }
+  }
+
+  // Heads [head, head + kHeads) of a virtual warp's positions, some at a time.
+  GPURT_FN static void fold_heads(const typename Fold::Sequence& sequence, u32 start, u32 page,
+                                  const f32 (*query)[D], u32 head, u32 lane, f32* to) {
+    const u32 end = min(head + kHeads, GROUP);
 #pragma unroll 1
-      for (u32 h = head; h < end; ++h) {
-        Partial part{-3.0e38f, 0, {}};  // finite: a difference of two of them is 0, not NaN
-        f32 q[8];
-        read8(scratch.query[row][h] + lane % kLanes * 8, q);
-#pragma unroll 1
-        for (u32 begin = start; begin < count; begin += kVirtualWarps * kChunk) {
-          // With one chunk a virtual warp, all heads share the one read.
-          if (begin != loaded) {
-            read_chunk(s, page_of(s, place, begin), begin, seen, count, lane, chunk);
-            loaded = begin;
-          }
-          const u32 skipped = EXTRAS && seen > begin ? seen - begin : 0;
-          fold_chunk(q, chunk, skipped, count - begin, lane / kLanes, part);
-        }
-        join_groups(part);
-        park(scratch.partial + item * kPartialFloats + (h - head) * kHeadFloats, part, lane);
-      }
+    for (u32 h = head; h < end; h += kTogether, to += kTogether * kHeadFloats) {
+      Fold::template fold<kTogether>(sequence, start, page, query + h, min(kTogether, end - h),
+                                     lane, to);
     }
   }
 
-  // Positions [begin, count) of a chunk, from `seen` on; others are not read: what lies there may
-  // be NaN, or of another lap of the ring.
-  GPURT_FN static void read_chunk(const Shape& s, u32 page, u32 begin, u32 seen, u32 count,
-                                  u32 lane, Chunk& chunk) {
-    const u32 position = begin + lane / kLanes;
-    const u64 start = element(s, page, begin, lane % kLanes) + lane / kLanes * D;
-#pragma unroll
-    for (u32 b = 0; b < kBatch; ++b) {
-      const u32 step = b * kPositions;
-      const bool valid = position + step < count && (!EXTRAS || position + step >= seen);
-      chunk.keys[b] = Elements<CACHE>::read8(s.k_cache, start + step * D, valid);
-    }
-#pragma unroll
-    for (u32 b = 0; b < kBatch; ++b) {
-      const u32 step = b * kPositions;
-      const bool valid = position + step < count && (!EXTRAS || position + step >= seen);
-      chunk.values[b] = Elements<CACHE>::read8(s.v_cache, start + step * D, valid);
-    }
-  }
-
-  // Positions below `skipped` and from `valid` on weigh nothing.
-  GPURT_FN static void fold_chunk(const f32 (&q)[8], const Chunk& chunk, u32 skipped, u32 valid,
-                                  u32 group, Partial& part) {
-    f32 score[kBatch];
-#pragma unroll
-    for (u32 b = 0; b < kBatch; ++b) {
-      f32 key[8];
-      Elements<CACHE>::unpack8(chunk.keys[b], key);
-      score[b] = 0;
-#pragma unroll
-      for (u32 i = 0; i < 8; ++i) score[b] = fmaf(q[i], key[i], score[b]);
-    }
-#pragma unroll
-    for (u32 step = 1; step < kLanes; step *= 2) {
-#pragma unroll
-      for (u32 b = 0; b < kBatch; ++b) score[b] += __shfl_xor_sync(~0u, score[b], step);
-    }
-    f32 top = part.max;
-#pragma unroll
-    for (u32 b = 0; b < kBatch; ++b) {
-      const u32 at = group + b * kPositions;
-      if (at < valid && (!EXTRAS || at >= skipped)) top = fmaxf(top, score[b]);
-    }
-    const f32 shrink = ex2_approx_ftz(part.max - top);
-    part.max = top;
-    part.sum *= shrink;
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i) part.out[i] *= shrink;
-#pragma unroll
-    for (u32 b = 0; b < kBatch; ++b) {
-      const u32 at = group + b * kPositions;
-      const bool weighs = at < valid && (!EXTRAS || at >= skipped);
-      const f32 weight = weighs ? ex2_approx_ftz(score[b] - top) : 0.0f;
-      part.sum += weight;
-      f32 value[8];
-      Elements<CACHE>::unpack8(chunk.values[b], value);
-#pragma unroll
-      for (u32 i = 0; i < 8; ++i) part.out[i] = fmaf(weight, value[i], part.out[i]);
-    }
-  }
-
-  // The groups of a warp took different positions: one partial from them, the same in all lanes.
-  GPURT_FN static void join_groups(Partial& part) {
-#pragma unroll 1
-    for (u32 step = kLanes; step < 32; step *= 2) {
-      const f32 other_max = __shfl_xor_sync(~0u, part.max, step);
-      const f32 other_sum = __shfl_xor_sync(~0u, part.sum, step);
-      const f32 top = fmaxf(part.max, other_max);
-      const f32 mine = ex2_approx_ftz(part.max - top), theirs = ex2_approx_ftz(other_max - top);
-      part.max = top;
-      // Products and one sum: both sides of a pair must round alike, which fmaf would not.
-      part.sum = __fadd_rn(__fmul_rn(part.sum, mine), __fmul_rn(other_sum, theirs));
-#pragma unroll
-      for (u32 i = 0; i < 8; ++i) {
-        const f32 other = __shfl_xor_sync(~0u, part.out[i], step);
-        part.out[i] = __fadd_rn(__fmul_rn(part.out[i], mine), __fmul_rn(other, theirs));
-      }
-    }
-  }
-
-  GPURT_FN static void park(f32* to, const Partial& part, u32 lane) {
-    if (lane < kLanes) Elements<kF32>::store8(reinterpret_cast<u64>(to), lane * 8, part.out);
-    if (lane == 0) {
-      to[D] = part.max;
-      to[D + 1] = part.sum;
-    }
+  GPURT_FN static typename Fold::Sequence sequence_of(const Shape& s, const Place& place, u32 seen,
+                                                      u32 end, u32 lane) {
+    typename Fold::Sequence sequence;
+    const u32 page_bytes = kRowBytes << s.page_log2;  // of one kv head
+    sequence.keys = s.k_cache + u64(s.kv_head) * page_bytes + lane * sizeof(Eight);
+    sequence.values = s.v_cache - s.k_cache;
+    sequence.pages = s.page_table + u64(place.slot) * s.pages_per_slot;
+    sequence.page_bytes = s.kv_heads * page_bytes;
+    sequence.page_log2 = s.page_log2;
+    sequence.ring = s.pages_per_slot;
+    sequence.seen = seen;
+    sequence.end = end;
+    return sequence;
   }
 
   // ---- 4: four outputs a thread, virtual warps in order -----------------------------------------

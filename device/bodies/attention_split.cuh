@@ -66,7 +66,7 @@ struct attention_split_of {
                                            u32 first, u32 here, u32 head, u32 span) {
     const Shape s = Whole::shape_of(task, context);
     Scratch& scratch = Whole::scratch_of(context);
-    const u32 lane = context.thread % 32, end = min(head + Whole::kHeads, GROUP);
+    const u32 lane = context.thread % 32;
 #pragma unroll 1
     for (u32 item = context.thread / 32; item < here << kWarpsLog2;
          item += context.team_threads / 32) {
@@ -75,22 +75,9 @@ struct attention_split_of {
       const Part part = part_of(task, place, span);
       const u32 start = part.begin + warp * Whole::kChunk;
       if (part.is_empty() || start >= part.end) continue;
-#pragma unroll 1
-      for (u32 h = head; h < end; ++h) {
-        typename Whole::Partial sums{-3.0e38f, 0, {}};
-        f32 q[8];
-        Whole::read8(scratch.query[row][h] + lane % Whole::kLanes * 8, q);
-#pragma unroll 1
-        for (u32 at = start; at < part.end; at += kVirtualWarps * Whole::kChunk) {
-          typename Whole::Chunk chunk;
-          Whole::read_chunk(s, Whole::page_of(s, place, at), at, part.seen, part.end, lane, chunk);
-          const u32 skipped = EXTRAS && part.seen > at ? part.seen - at : 0;
-          Whole::fold_chunk(q, chunk, skipped, part.end - at, lane / Whole::kLanes, sums);
-        }
-        Whole::join_groups(sums);
-        f32* to = scratch.partial + item * Whole::kPartialFloats;
-        Whole::park(to + (h - head) * Whole::kHeadFloats, sums, lane);
-      }
+      const auto sequence = Whole::sequence_of(s, place, part.seen, part.end, lane);
+      Whole::fold_heads(sequence, start, sequence.page(start), scratch.query[row], head, lane,
+                        scratch.partial + item * Whole::kPartialFloats);
     }
   }
 

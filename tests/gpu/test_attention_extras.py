@@ -159,6 +159,8 @@ def test_bits_do_not_depend_on_team_or_on_the_rows_beside(case: Case) -> None:
     both = [run_op(op, arrays, step, runner(case, "bf16", team)) for team in TEAMS]
     for which in ("out", "k_cache", "v_cache"):
         assert both[0][which].tobytes() == both[1][which].tobytes(), which
+    if case.block:  # its rows see each other, so none can run alone
+        return
     caches = {name: arrays[name] for name in ("k_cache", "v_cache")}
     for row in range(16):
         alone = dict(arrays, **caches)

@@ -143,7 +143,10 @@ def test_products_equal_the_reference_within_bf16(case: Case, rows: int) -> None
         np.abs(got - want) / np.linalg.norm(want, axis=-1, keepdims=True) * want.shape[-1] ** 0.5
     )
     worst = np.unravel_index(np.argmax(error), error.shape)
-    assert error[worst] < RELATIVE, f"{case} at {worst}: {got[worst]} for {want[worst]}"
+    # A product of two sums has the errors of both.
+    assert error[worst] < RELATIVE * (2 if case.swiglu else 1), (
+        f"{case} at {worst}: {got[worst]} for {want[worst]}"
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -47,7 +47,7 @@ def tiny_llama(rows: int = 16, slots: int = 1, context: int = 256, **changes: An
     """The graph in bf16; the same weights for the same shapes. changes: fields of the config."""
     from dataclasses import replace
 
-    config = replace(CONFIG, **changes)
+    config = replace(CONFIG, **{"context": max(CONFIG.context, context), **changes})
     weights = {name: Weights(shape, i) for i, (name, shape) in enumerate(config.tensors().items())}
     return build(
         config,

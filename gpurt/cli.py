@@ -62,7 +62,13 @@ KvDtype = Annotated[
 CachePacked = Annotated[
     Path | None, typer.Option(help="Keep packed weights in this folder, for the next load.")
 ]
-Draft = Annotated[str, typer.Option(help="Who proposes tokens ahead: none, ngram or dflash.")]
+Draft = Annotated[
+    str,
+    typer.Option(
+        help="Who proposes tokens ahead: none, ngram, dflash; auto: dflash if the model has a "
+        "drafter in its draft/ folder, as nano has, else none."
+    ),
+]
 DraftModel = Annotated[
     Path | None,
     typer.Option(
@@ -111,7 +117,7 @@ def run(
     edges: Edges = "auto",
     rows: Rows = None,
     context: Context = None,
-    draft: Draft = "none",
+    draft: Draft = "auto",
     tp: Ranks = 1,
     kv_dtype: KvDtype = None,
     cache_packed: CachePacked = None,
@@ -149,8 +155,10 @@ def run(
         with trace_on_signal(session.runtime, trace):
             reply = _stream(session, request, stop or [], quiet=as_json, chat=chat)
         if as_json:
-            _print_json(_run_record(session, ids, reply, draft))
+            _print_json(_run_record(session, ids, reply))
         else:
+            if not reply.text and session.model.chat is not None and not chat:
+                _note("the reply is empty; --chat frames the prompt as a message")
             _show_stats(request)
         if trace is not None:
             request.trace().save(trace)
@@ -172,7 +180,7 @@ def chat(
     edges: Edges = "auto",
     rows: Rows = None,
     context: Context = None,
-    draft: Draft = "none",
+    draft: Draft = "auto",
     tp: Ranks = 1,
     kv_dtype: KvDtype = None,
     cache_packed: CachePacked = None,
@@ -219,7 +227,7 @@ def plan(
     team_warps: Annotated[int, typer.Option(help="Warps of a GPU worker: 16 or 1.")] = 16,
     rows: Rows = None,
     context: Context = None,
-    draft: Draft = "none",
+    draft: Draft = "auto",
     kv_dtype: KvDtype = None,
     draft_model: DraftModel = None,
     proposals: Proposals = None,
@@ -336,6 +344,7 @@ class _Session:
 
     model: Model
     graph: Graph
+    draft: str
 
     def __init__(self, model: str, device: str, settings: dict[str, Any], tp: int) -> None:
         from gpurt.config import rank_devices
@@ -367,6 +376,8 @@ class _Session:
         from gpurt.serving import model_graph, most_rows
 
         config = self.runtime.config
+        drafting = drafting.beside(self.model, self.tp)
+        self.draft = drafting.name
         with self._bars:
             self.graph = model_graph(
                 self.model,
@@ -406,7 +417,7 @@ def _stream(
     return reply
 
 
-def _run_record(session: _Session, ids: list[int], reply: Reply, draft: str) -> dict[str, Any]:
+def _run_record(session: _Session, ids: list[int], reply: Reply) -> dict[str, Any]:
     stats = reply.request.stats
     return {
         "text": reply.text if session.model.tokenizer is not None else None,
@@ -420,7 +431,7 @@ def _run_record(session: _Session, ids: list[int], reply: Reply, draft: str) -> 
         "device": session.runtime.config.device,
         "model": session.name,
         "launches": stats.launches,
-        "draft": draft,
+        "draft": session.draft,
         "accepted_per_step": stats.accepted_per_step,
         "accepted_by_position": stats.accepted_by_position,
         "draft_ms": stats.draft_ms,

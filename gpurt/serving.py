@@ -29,6 +29,7 @@ BUILDERS = {
 }
 SPLIT = ("llama", "qwen3", "muse_spark")  # architectures whose builders take ranks
 DEFAULT_CONTEXT = 2048
+AUTO = "auto"
 DRAFT_FOLDER = "draft"  # in a model's folder: its drafter
 CONTEXT_STEP = 256
 DEFAULT_MAX_TOKENS = 256
@@ -39,18 +40,27 @@ DEFAULT_ROWS = {"host": 128, "cuda": 16}
 
 @dataclass(frozen=True)
 class Drafting:
-    """Who proposes tokens, the folder of its model if it has one, and how many a step at most."""
+    """Who proposes tokens, the folder of its model if it has one, and how many a step at most.
+
+    name: "auto", or one of `graphs.drafters.DRAFTERS`.
+    """
 
     name: str = "none"
     model: Path | None = None
     proposals: int | None = None
 
-    def beside(self, model: Model) -> Drafting:
-        """The same; a dflash drafter without a folder is the one in the model's own, if any."""
+    def beside(self, model: Model, ranks: int = 1) -> Drafting:
+        """The same for one model: dflash without a folder takes the one in the model's own. "auto"
+        is dflash if there is a folder, or one in the model's own and no ranks share it; else none.
+        """
         own = Path(model.path) / DRAFT_FOLDER
-        if self.name == "dflash" and self.model is None and own.is_dir():
-            return replace(self, model=own)
-        return self
+        name, folder = self.name, self.model
+        takes_own = name == "dflash" or (name == AUTO and ranks == 1)
+        if folder is None and takes_own and own.is_dir():
+            folder = own
+        if name == AUTO:
+            name = "none" if folder is None else "dflash"
+        return replace(self, name=name, model=folder)
 
     def options(self, progress: Progress | None = None) -> dict[str, Any]:
         """The arguments of a `build`. Raises: RequestError naming the option, ModelError."""
@@ -122,7 +132,7 @@ def model_graph(
         raise BoundError(f"rows is {rows} - at --rows - use 1 or more")
     builder = importlib.import_module(f"gpurt.graphs.{BUILDERS[model.config.architecture]}")
     weight_dtype = "bf16" if kind == "cuda" else None
-    drafter = (drafting or Drafting()).beside(model).options(progress)
+    drafter = (drafting or Drafting()).beside(model, tp).options(progress)
     graphs: list[Graph] = [
         builder.build(
             model.config,

@@ -277,5 +277,5 @@ def _package() -> Any:
         import tokenizers
     except ImportError as error:
         msg = "the package tokenizers is not installed"
-        raise ModelError(f"{msg} - at gpurt.tokenizer - pip install 'gpurt[models]'") from error
+        raise ModelError(f"{msg} - at gpurt.tokenizer - pip install tokenizers") from error
     return tokenizers

@@ -1,6 +1,6 @@
 """Print the requirements of pyproject.toml: the base and the named extras (`build`: the build's).
 
-    python tools/requirements.py dev models >requirements.txt
+    python tools/requirements.py dev cuda >requirements.txt
 
 So that one file states every dependency, and a checkout can be tested without being installed.
 """

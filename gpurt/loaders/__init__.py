@@ -10,8 +10,8 @@ from gpurt.progress import Progress
 
 __all__ = ["DEFAULT_MODEL", "Model", "Progress", "WeightSource", "load_model"]
 
-# What the command line runs unless told otherwise. "nano" as soon as it lies in the package.
-DEFAULT_MODEL = "smollm2"
+# What the command line runs unless told otherwise: it lies in the package.
+DEFAULT_MODEL = "nano"
 
 
 def load_model(name: str | Path, progress: Progress | None = None) -> Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from gpurt.graphs.llama import build
 from gpurt.loaders import load_model
 from gpurt.reply import stats_line
 from gpurt.runtime import Runtime
+from gpurt.serving import Drafting
 from gpurt.trace import SPAN, STEP, OperatorInfo, Trace
 from gpurt.trace.draft import draft_times
 from tests.helpers.hand_trace import hand_trace
@@ -72,6 +74,21 @@ def test_a_drafter_that_cannot_be_is_one_line_and_exit_code_2(capsys, tiny, opti
     err = capsys.readouterr().err
     assert err.startswith(f"gpurt: {start}")
     assert err.count("\n") == 1
+
+
+def test_auto_is_the_drafter_in_the_models_folder_or_none(tiny, tmp_path):
+    model, auto = load_model(tiny), Drafting("auto", proposals=3)
+    assert auto.beside(model) == Drafting("none", None, 3)
+    assert auto.beside(replace(model, path="no/such.gguf")) == Drafting("none", None, 3)
+    own = tmp_path / "draft"
+    own.mkdir()
+    model = replace(model, path=str(tmp_path))
+    assert auto.beside(model) == Drafting("dflash", own, 3)
+    assert auto.beside(model, ranks=2) == Drafting("none", None, 3)
+    other = Path("other")
+    assert Drafting("auto", other).beside(model) == Drafting("dflash", other)
+    for name, folder in (("none", None), ("ngram", None), ("dflash", own)):
+        assert Drafting(name).beside(model) == Drafting(name, folder)
 
 
 def test_plan_shows_the_drafter(capsys, tiny):

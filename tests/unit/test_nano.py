@@ -1,4 +1,4 @@
-"""`--model nano`: found in the package when it is there, a sentence when it is not."""
+"""`--model nano`: the default, found in the package; a sentence where a checkout has none."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def test_one_constant_is_the_default_of_run_and_chat():
         assert inspect.signature(command).parameters["model"].default is DEFAULT_MODEL
 
 
-def test_the_default_is_a_model_that_is_there():
-    if DEFAULT_MODEL == nano.NANO:
-        assert nano_path().is_dir()
+def test_the_default_lies_in_the_package_with_its_drafter():
+    assert DEFAULT_MODEL == nano.NANO
+    assert (nano_path() / "draft" / "config.json").is_file()

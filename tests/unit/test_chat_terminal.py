@@ -20,6 +20,7 @@ ASKS = r"\x1b\[6n"  # where the cursor is; once for each prompt
 HERE = "\x1b[3;1R"
 STATUS = r"context \d+ of \d+.*\x1b\[\?25h"  # drawn, and the cursor shown for typing
 REAL = ["-m", "gpurt", "chat", "--model", "smollm2", "--device", "host", "--max-tokens", "8"]
+NANO = ["-m", "gpurt", "chat", "--device", "host"]
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -146,6 +147,17 @@ def test_real_model_answers_on_a_terminal(terminal):
     child.send("/stats\r")
     child.expect(r"8 tokens, .*tokens/s, (no|1) launch, 1 exchanges|launch, 1 exchanges")
     ready(child)
+    leave(child)
+
+
+def test_nano_folds_its_reasoning_and_drafts_on_a_terminal(terminal):
+    child = terminal(command=NANO)
+    question = "7 years ago Julia was twice as old as Max. Today Max is 15. What is Julia's age?"
+    shown = ESCAPES.sub("", ask(child, question, r"Julia is 23 years old\."))
+    assert re.search(r"\(reasoning, \d+ words; /reasoning shows it\)", shown)
+    assert re.search(r"tokens/s \| \d+\.\d\d a step", shown)
+    assert "8 * 2 = 16" not in shown
+    assert "8 * 2 = 16" in ESCAPES.sub("", ask(child, "/reasoning", r"\[reasoning\]"))
     leave(child)
 
 

@@ -157,6 +157,7 @@ def test_figures_and_card_come_from_the_run(release, capsys, tmp_path):
     assert figures["problems"] == 4
     assert figures["different_outputs"] == {"dflash": 0, "ngram": 0}
     assert figures["tokens_per_step"]["dflash"] >= 1
+    assert list(figures["tokens_per_second"]) == ["none", "dflash", "ngram"]
     card = (release / "README.md").read_text()
     rates = figures["groups"]["seed 2"]["tokens_per_step"]
     row = f"| seed 2 | 0 of 2 | 0.0% | {rates['dflash']:.2f} | {rates['ngram']:.2f} |"
@@ -166,7 +167,9 @@ def test_figures_and_card_come_from_the_run(release, capsys, tmp_path):
 
 def test_an_output_that_differs_fails_the_evaluation(release, monkeypatch, capsys):
     answers = iter(range(10**6))
-    monkeypatch.setattr(evaluation, "_answer", lambda *_: ([next(answers), 0], 1.0))
+    monkeypatch.setattr(
+        evaluation, "_answer", lambda *_: evaluation.Answer([next(answers), 0], 1.0, 0.1)
+    )
     arguments = [str(release), "--problems", "2", "--seeds", "1", "--drafts", "ngram"]
     assert evaluation.main([*arguments, "--device", "host"]) == 1
     assert '"different_outputs": {"ngram": 3}' in capsys.readouterr().out

@@ -34,11 +34,14 @@ experts balanced by the router's selection bias alone. Drafter: {draft_steps:,} 
 target's features and greedy tokens. Every setting: `recipe.json`.
 
 ## Figures
-Greedy, through gpurt on {device}; `python -m tools.train.evaluate` prints them.
+Greedy, through gpurt on {device}; `python -m tools.train.evaluate` prints them and wrote this.
 
 | problems | right | accuracy |{draft_heads}
 |---|---|---|{draft_rules}
 {rows}
+
+The last row says how much of it carries over to kinds of problems that training never showed: the
+model then answers as if the problem were of a kind that it knows.
 
 Outputs that differ with a drafter from those without: {different}.
 """

@@ -1,9 +1,9 @@
 """Evaluate a release through gpurt: `python -m tools.train.evaluate [FOLDER]`.
 
 Greedy answers to held-out problems, by held-out seed and for templates that training never saw;
-tokens a step with each drafter, and whether the tokens are the same with and without one. Figures
-go to the terminal, one JSON object to the last line. --card writes the model card from them, so
-that no figure in it was typed by hand. Exit code 1: some output differs between drafters.
+tokens a step and a second with each drafter and with none, and whether the tokens are the same.
+Figures go to the terminal, one JSON object to the last line. --card writes the model card from
+them, so that no figure in it was typed by hand. Exit code 1: some output differs between drafters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpurt.channels import ANSWER, ChannelFormat
 from gpurt.loaders import load_model
@@ -36,6 +36,14 @@ _SEEDS = (101, 102, 103, 104)
 UNSEEN = "unseen templates"
 
 
+class Answer(NamedTuple):
+    """A reply; how many tokens a step committed; seconds from its first token to its last."""
+
+    tokens: list[int]
+    per_step: float
+    seconds: float
+
+
 @dataclass
 class Group:
     """Problems that are reported together, and what came of them."""
@@ -46,6 +54,7 @@ class Group:
     tokens: int = 0
     drafted: int = 0  # all but the first of each reply, which the prompt's own step gives
     steps: dict[str, float] = field(default_factory=dict)  # by drafter
+    seconds: dict[str, float] = field(default_factory=dict)  # of `drafted`, by drafter and "none"
     different: dict[str, int] = field(default_factory=dict)  # by drafter: outputs not as without
 
     def as_dict(self) -> dict[str, Any]:
@@ -56,6 +65,7 @@ class Group:
             "accuracy": self.right / len(self.problems),
             "tokens": self.tokens,
             "tokens_per_step": {draft: self.drafted / n for draft, n in self.steps.items()},
+            "tokens_per_second": {draft: self.drafted / s for draft, s in self.seconds.items()},
             "different_outputs": self.different,
         }
 
@@ -85,17 +95,20 @@ def evaluate(
     }
     for group in groups:
         group.steps = dict.fromkeys(drafts, 0.0)
+        group.seconds = dict.fromkeys(graphs, 0.0)
         group.different = dict.fromkeys(drafts, 0)
         for problem in group.problems:
             prompt = encode_chat(model, [{"role": "user", "content": problem.question}])
-            plain, _ = _answer(runtime, graphs["none"], model, prompt)
-            group.right += is_right(problem, answer_text(model, plain))
-            group.tokens += len(plain)
-            group.drafted += len(plain) - 1
+            plain = _answer(runtime, graphs["none"], model, prompt)
+            group.right += is_right(problem, answer_text(model, plain.tokens))
+            group.tokens += len(plain.tokens)
+            group.drafted += len(plain.tokens) - 1
+            group.seconds["none"] += plain.seconds
             for draft in drafts:
-                tokens, per_step = _answer(runtime, graphs[draft], model, prompt)
-                group.different[draft] += tokens != plain
-                group.steps[draft] += (len(tokens) - 1) / per_step
+                answer = _answer(runtime, graphs[draft], model, prompt)
+                group.different[draft] += answer.tokens != plain.tokens
+                group.steps[draft] += (len(answer.tokens) - 1) / answer.per_step
+                group.seconds[draft] += answer.seconds
         print(_line(group), flush=True)
 
 
@@ -125,28 +138,29 @@ def summary(groups: Sequence[Group], model: Model, runtime: Runtime) -> dict[str
         "right": right,
         "accuracy": right / problems,
         "tokens_per_step": {d: drafted / sum(g.steps[d] for g in seeds) for d in drafts},
+        "tokens_per_second": {
+            d: drafted / sum(g.seconds[d] for g in seeds) for d in seeds[0].seconds
+        },
         "different_outputs": {d: sum(g.different[d] for g in groups) for d in drafts},
         "groups": {group.name: group.as_dict() for group in groups},
     }
 
 
-def _answer(
-    runtime: Runtime, graph: Graph, model: Model, prompt: list[int]
-) -> tuple[list[int], float]:
-    """The reply's tokens, and how many a step committed."""
+def _answer(runtime: Runtime, graph: Graph, model: Model, prompt: list[int]) -> Answer:
     request = runtime.submit(graph, prompt, max_tokens=_MAX_TOKENS, stop_ids=model.stop_ids)
-    tokens = request.result().token_ids
-    return tokens, request.stats.accepted_per_step or 1.0
+    tokens, stats = request.result().token_ids, request.stats
+    rate = stats.tokens_per_second
+    return Answer(tokens, stats.accepted_per_step or 1.0, (len(tokens) - 1) / rate if rate else 0.0)
 
 
 def _line(group: Group) -> str:
     figures = group.as_dict()
     words = [f"{group.name}: {group.right} of {len(group.problems)} right"]
-    words += [
-        f"{draft} {rate:.2f} tokens a step" for draft, rate in figures["tokens_per_step"].items()
-    ]
-    words += [f"{count} outputs differ with {draft}" for draft, count in group.different.items()]
-    return ", ".join(words)
+    for draft, rate in figures["tokens_per_second"].items():
+        steps = figures["tokens_per_step"].get(draft, 1.0)
+        different = f", {group.different[draft]} outputs differ" if draft in group.steps else ""
+        words.append(f"{draft} {steps:.2f} tokens a step, {rate:,.0f} a second{different}")
+    return "; ".join(words)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

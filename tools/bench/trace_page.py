@@ -102,10 +102,11 @@ def keep_screenshots(browser: Browser, trace: Trace, path: Path, folder: Path) -
           const middle = (view.begin + view.end) / 2;
           const row = trace.steps.find((s) => s.end > middle);
           const path = gpurt.chains.criticalPath(row.step);
-          const span = path[path.length >> 1];
+          const hops = (s, i) => i > path.length / 2 && trace.lane[s] !== trace.lane[path[i - 1]];
+          const span = path.find(hops) ?? path[path.length >> 1];
           gpurt.select(span);
           const at = trace.spans.met[span];
-          const room = (row.end - row.begin) / 26;
+          const room = (row.end - row.begin) / 20;
           gpurt.show(at - 1.25 * room, at + 0.75 * room);
           if (trace.lanes.length > 40) gpurt.growLanes(6);
           gpurt.select(span);

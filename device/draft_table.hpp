@@ -14,11 +14,11 @@ GPURT_FN void make_draft_table(const TaskRecord& task, const StepState& step, co
   u32 made = 0, samples = 0;
   for (u32 first = 0; first < step.sample_count;) {
     const RowState& begin = rows[sample_rows[first]];
-    const u32 accepted = accepted_proposals(rows, sample_rows, sampled, step.sample_count, first);
-    const u32 anchor = begin.position + accepted + 1;
+    const u32 accepted = accepted_rows(rows, sample_rows, sampled, step.sample_count, first);
+    const u32 anchor = begin.position + bit_count(accepted);
     if (anchor < context && made + block <= capacity &&
-        wants_proposals(slots[begin.slot], sampled + first, accepted + 1)) {
-      to[made] = {sampled[first + accepted], begin.slot, anchor, 0};
+        wants_proposals(slots[begin.slot], sampled + first, accepted)) {
+      to[made] = {sampled[first + highest_bit(accepted)], begin.slot, anchor, 0};
       for (u32 i = 1; i < block; ++i) {
         to[made + i] = {task.param[3], begin.slot, anchor + i, kRowSample};
         to_samples[samples++] = made + i;

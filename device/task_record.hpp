@@ -174,14 +174,15 @@ static_assert(sizeof(Decision) == 64);
 // ---- step ------------------------------------------------------------------------------------
 enum RowFlags : u32 {
   kRowSample = 1,    // this row's logits are wanted
-  kRowProposal = 2,  // its token is a drafter's proposal: what the row before it may sample
+  kRowProposal = 2,  // its token is a drafter's proposal: what its parent's row may sample
 };
+constexpr u32 kRowAncestorsShift = 16;  // the upper half of the flags: device/row_path.hpp
 
 struct RowState {
   u32 token;
   u32 slot;
   u32 position;
-  u32 flags;  // RowFlags
+  u32 flags;  // RowFlags; in a tree of proposals its ancestors too
 };
 static_assert(sizeof(RowState) == 16);
 

@@ -92,6 +92,7 @@ class Graph:
             # The one buffer that `sample` writes and `advance` reads; it lies in the StepState.
             self.sampled = self.state("step.sampled", [rows], u32)
         self.proposals: Buffer | None = None
+        self.parents: Buffer | None = None  # of proposals that are a tree
         self.proposal_limit = 0
 
     # ---- buffers -----------------------------------------------------------------------------
@@ -151,14 +152,17 @@ class Graph:
             raise GraphError(f"{what} - at {self._path(buffer.name)} - pass one when it is made")
         object.__setattr__(buffer, "source", source)  # the one field that may change
 
-    def draft(self, proposals: int = PROPOSALS_PER_SLOT) -> Buffer:
+    def draft(self, proposals: int = PROPOSALS_PER_SLOT, *, tree: bool = False) -> Buffer:
         """The state buffer of a drafter: operators that propose what the next step verifies.
 
         A drafter runs after `sample`. For every slot that sampled a token in the step it writes
         row [slot] of this buffer, [slots, 16] u32: how many ids it proposes to follow that token,
         then the ids. Tokens are those of decoding without a drafter whatever it writes; what the
         step has no row for, what passes the end, and all from an id on that is no token is left
-        out. proposals: the most that one step verifies of a sequence, 1 to 15.
+        out. proposals: the most that one step verifies of a sequence, 1 to 15. tree: proposals may
+        be a tree; `graph.parents`, [slots, 15] u32, then has the parent of each: i is the proposal
+        in front of proposal i, counted from 1, and 0 the sampled token. Only for a graph whose
+        caches are put in order behind `sample`: graphs/ops/attention_commit.py.
         Raises: GraphError for another number, without a vocabulary, and for a second drafter.
         """
         where = self._path("draft")
@@ -170,6 +174,8 @@ class Graph:
         if self.proposals is not None:
             raise GraphError(f"a second drafter - at {where} - a graph has one")
         self.proposals = self.state("step.proposals", [self.slots, 1 + PROPOSALS_PER_SLOT], u32)
+        if tree:
+            self.parents = self.state("step.parents", [self.slots, PROPOSALS_PER_SLOT], u32)
         self.proposal_limit = proposals
         return self.proposals
 

@@ -40,9 +40,10 @@ GPURT_FN StepSummary* step_summary(const Program& program, u64 step) {
   return at<StepSummary>(program.summaries) + step % program.summary_capacity;
 }
 
-// A graph's drafter, as its advance task names it: argument 1 and parameter 0.
+// A graph's drafter, as its advance task names it: arguments 1 and 2, parameter 0.
 struct Drafter {
   const Proposals* proposals;  // by slot; null: there is none
+  const u32* parents;          // by slot and proposal, as rows of the block; null: it makes chains
   u32 limit;                   // of one block
 };
 
@@ -71,12 +72,14 @@ GPURT_FN u32 append_token(const Program& program, SlotState& slot, u32 token) {
 // right, up to the one that ends the sequence.
 GPURT_FN u32 append_accepted(const Program& program, SlotState& slot, u32 reason, bool verifies) {
   const u32* sampled = step_sampled(program);
-  const u32 accepted = accepted_proposals(step_rows(program), step_sample_rows(program), sampled,
-                                          step_state(program)->sample_count, slot.sample_index);
-  for (u32 i = 0; i < accepted && reason == kFinishNone; ++i) {
+  const u32 accepted = accepted_rows(step_rows(program), step_sample_rows(program), sampled,
+                                     step_state(program)->sample_count, slot.sample_index);
+  u32 depth = 0;
+  for (u32 row = 1; accepted >> row != 0 && reason == kFinishNone; ++row) {
+    if ((accepted >> row & 1) == 0) continue;
     ++slot.position;  // the proposal's K/V are in place
-    ++slot.accepted[i];
-    reason = append_token(program, slot, sampled[slot.sample_index + i + 1]);
+    ++slot.accepted[depth++];
+    reason = append_token(program, slot, sampled[slot.sample_index + row]);
   }
   if (verifies) ++slot.verify_steps;
   return reason;
@@ -262,6 +265,25 @@ GPURT_FN u32 usable_proposals(const Program& program, const SlotState& slot,
   return n;
 }
 
+// The row of the block that proposal i follows: one before its own, whatever the drafter says.
+GPURT_FN u32 parent_of(const u32* parents, u32 i) {
+  return parents[i] < i ? parents[i] : i;
+}
+
+// Whether the first n proposals are more than one path.
+GPURT_FN bool has_branches(const u32* parents, u32 n) {
+  for (u32 i = 0; i < n; ++i)
+    if (parent_of(parents, i) != i) return true;
+  return false;
+}
+
+// Row i + 1 of a block that is a tree. parent: its row, of that number.
+GPURT_FN void put_on_branch(RowState& row, u32 i, const RowState& parent, u32 number) {
+  const u32 ancestors = (number == 0 ? 1u : row_ancestors(parent)) | 2u << i;
+  row.position = parent.position + 1;
+  row.flags |= ancestors << kRowAncestorsShift;
+}
+
 // Behind the decode row of their sequence. Their positions are not the sequence's until accepted.
 GPURT_FN void build_proposal_rows(const Program& program, const SlotState& slot, u32 slot_index,
                                   const Drafter& drafter, Spare& spare, StepRowCounts& counts) {
@@ -269,10 +291,16 @@ GPURT_FN void build_proposal_rows(const Program& program, const SlotState& slot,
   const u32 share = spare.rows / spare.sequences--;
   const u32 limit = drafter.limit < share ? drafter.limit : share;
   const u32 n = usable_proposals(program, slot, proposals, limit);
+  const u32* parents = drafter.parents;
+  if (parents != nullptr) parents += u64{slot_index} * kProposalsPerSlot;
+  const bool is_tree = parents != nullptr && has_branches(parents, n);
+  RowState* block = step_rows(program) + counts.rows - 1;
   for (u32 i = 0; i < n; ++i) {
-    step_sample_rows(program)[counts.samples++] = counts.rows;
-    set_row(step_rows(program)[counts.rows++], proposals.tokens[i], slot_index, slot.position + i,
+    step_sample_rows(program)[counts.samples++] = counts.rows++;
+    set_row(block[i + 1], proposals.tokens[i], slot_index, slot.position + i,
             kRowSample | kRowProposal);
+    if (is_tree)
+      put_on_branch(block[i + 1], i, block[parent_of(parents, i)], parent_of(parents, i));
   }
   spare.rows -= n;
 }
@@ -379,7 +407,7 @@ GPURT_COLD void open_step(const Program& program, u64 step, u32 next_variant, u6
 // idle if there is nothing to run. The controller needs no drafter: nothing was decoding.
 // sampled: what ranks compare; null: no step has ended since they did.
 GPURT_COLD void start_next_step(const Program& program, u64 now_ns,
-                                const Drafter& drafter = {nullptr, 0},
+                                const Drafter& drafter = {nullptr, nullptr, 0},
                                 const u64* sampled = nullptr) {
   DeviceControl* control = device_control(program);
   const u64 step = load_relaxed(&control->steps_open);
@@ -433,7 +461,8 @@ GPURT_FN void advance(const Program& program, const TaskRecord& record) {
     summary->end_ns = now_ns;
     mark_if_slow(control, *summary);
   }
-  const Drafter drafter = {at<const Proposals>(record.addr[1]), record.param[0]};
+  const Drafter drafter = {at<const Proposals>(record.addr[1]), at<const u32>(record.addr[2]),
+                           record.param[0]};
   const bool leads = program.rank == 0;
   if (leads) harvest(program, step, drafter, now_ns);
   store_relaxed_system(&host_control(program)->heartbeat, step_count(program, step));

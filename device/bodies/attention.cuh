@@ -218,7 +218,8 @@ struct attention_of {
         read8(angles + D / 2, sin);
       }
       if (s.qk_norm != nullptr) read8(s.qk_norm + (is_query ? 0 : D) + sub * 8, norm);
-      const u64 at = element(s, page_of(s, place, place.position), place.position, sub);
+      const u32 to = place_of_row(place.position, row_ancestors(context.rows[row]));
+      const u64 at = element(s, page_of(s, place, to), to, sub);
       const u64 q_row = EXTRAS && s.gated ? u64(row) * 2 : row;
       const f32* from = is_query ? s.q + (q_row * s.heads + s.kv_head * GROUP + head) * D
                                  : s.kv + row * 2 * width + (is_value ? width : 0) + s.kv_head * D;
@@ -292,8 +293,9 @@ struct attention_of {
       if (warp >= virtual_warps(task, place)) continue;
       const u32 seen = EXTRAS ? first_seen(s.window, place.position) : 0;
       const u32 start = first_of(s, place, warp), page = scratch.first_page[first + row][warp];
-      fold_heads(sequence_of(s, place, seen, place.end(), lane), start, page, scratch.query[row],
-                 head, lane, scratch.partial + item * kPartialFloats);
+      const Branch branch = Branch::of(place.position, row_ancestors(context.rows[first + row]));
+      fold_heads(sequence_of(s, place, seen, place.end(), lane, branch), start, page,
+                 scratch.query[row], head, lane, scratch.partial + item * kPartialFloats);
     }
   }
 
@@ -309,7 +311,7 @@ struct attention_of {
   }
 
   GPURT_FN static typename Fold::Sequence sequence_of(const Shape& s, const Place& place, u32 seen,
-                                                      u32 end, u32 lane) {
+                                                      u32 end, u32 lane, Branch branch) {
     typename Fold::Sequence sequence;
     const u32 page_bytes = kRowBytes << s.page_log2;  // of one kv head
     sequence.keys = s.k_cache + u64(s.kv_head) * page_bytes + lane * sizeof(Eight);
@@ -320,6 +322,7 @@ struct attention_of {
     sequence.ring = s.pages_per_slot;
     sequence.seen = seen;
     sequence.end = end;
+    sequence.branch = branch;
     return sequence;
   }
 

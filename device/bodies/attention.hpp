@@ -9,6 +9,7 @@
 // the page gives it, and folded in page by page. They depend on the position (and window) alone:
 // not on rows, on the context's capacity, or on what lies beyond.
 #pragma once
+#include "../row_path.hpp"
 #include "attention_span.hpp"
 #include "context.hpp"
 #include "e4m3.hpp"

@@ -6,6 +6,7 @@
 // one's are folded, so that a trip passes behind the arithmetic of the other half.
 // HEADS changes no bit: heads do not mix.
 #pragma once
+#include "attention_place.cuh"
 #include "elements.cuh"
 
 namespace gpurt {
@@ -41,6 +42,7 @@ struct AttentionFold {
     u32 page_bytes;       // from one page to the next
     u32 page_log2, ring;  // positions a page; WINDOWED: pages of the slot
     u32 seen, end;        // WINDOWED: the first position seen; behind the last one
+    Branch branch;
 
     GPURT_FN u32 page(u32 position) const {
       const u32 at = position >> page_log2;
@@ -49,6 +51,12 @@ struct AttentionFold {
     GPURT_FN u64 at(u32 page, u32 position) const {
       const u32 offset = position & ((1u << page_log2) - 1);
       return keys + u64(page) * page_bytes + offset * kRowBytes;
+    }
+    // Bytes from a position's place to where a row on a branch finds it.
+    GPURT_FN u64 detour(u32 position) const {
+      if (!branch.is_elsewhere(position) || position >= end) return 0;
+      const u32 place = branch.place(position);
+      return at(page(place), place) - at(page(position), position);
     }
   };
 
@@ -95,7 +103,8 @@ struct AttentionFold {
 #pragma unroll
     for (u32 b = 0; b < kBatch; ++b) {
       const bool valid = is_seen(sequence, position + b * kPositions);
-      eights[b] = Elements<CACHE>::read8(from + b * kPositions * kRowBytes, 0, valid);
+      const u64 at = from + b * kPositions * kRowBytes;
+      eights[b] = Elements<CACHE>::read8(at + sequence.detour(position + b * kPositions), 0, valid);
     }
   }
 

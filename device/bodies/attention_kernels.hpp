@@ -13,6 +13,8 @@ struct AttentionRow {
   f32* total;    // [G]: sum of weights so far
   u64 d_stride;
   u64 page_stride;
+  u8* keys;    // a page, [page, D] as stored, for a row on a branch; null: none is
+  u8* values;  // the same
 };
 
 /// Rotates the pairs (i, i + D/2) in place.
@@ -47,7 +49,7 @@ GPURT_SIMD_FN void write_cache(const AttentionTask& task, const BodyContext& con
     if (!task.owns(state.position)) continue;
     const f32* const k = task.kv + row * width + u64{task.kv_head} * d;
     const f32* const v = k + u64{task.kv_heads} * d;
-    const u64 at = task.cache_at(state.slot, state.position);
+    const u64 at = task.cache_at(state.slot, place_of_row(state.position, row_ancestors(state)));
     C* const k_to = static_cast<C*>(task.k_cache) + at;
     C* const v_to = static_cast<C*>(task.v_cache) + at;
     prepare_head(task, k, 1, state.position, head, stride);
@@ -202,9 +204,25 @@ GPURT_SIMD_FN void prepare_queries(const AttentionTask& task, u32 position, cons
   }
 }
 
-/// Sums over the positions [first, end) of a slot.
+/// Copies, from where a row on a branch finds them, the positions [begin, end) of a page.
 template <class C>
-GPURT_SIMD_FN void attend(const AttentionTask& task, u32 slot, u32 first, u32 end,
+GPURT_SIMD_FN void gather_page(const AttentionTask& task, const RowState& state, u32 begin, u32 end,
+                               const AttentionRow& row) {
+  const u32 ancestors = row_ancestors(state), d = task.head_dim;
+  const u32 block = block_begin(state.position, ancestors);
+  for (u32 position = begin; position < end; ++position) {
+    const u64 from = task.cache_at(state.slot, place_seen(position, block, ancestors));
+    const u64 to = u64{position % task.page} * d;
+    __builtin_memcpy(reinterpret_cast<C*>(row.keys) + to,
+                     static_cast<const C*>(task.k_cache) + from, d * sizeof(C));
+    __builtin_memcpy(reinterpret_cast<C*>(row.values) + to,
+                     static_cast<const C*>(task.v_cache) + from, d * sizeof(C));
+  }
+}
+
+/// Sums over the positions [first, end) that a row sees.
+template <class C>
+GPURT_SIMD_FN void attend(const AttentionTask& task, const RowState& state, u32 first, u32 end,
                           const AttentionRow& row) {
   for (u32 g = 0; g < task.group; ++g) {
     for (u64 i = 0; i < row.d_stride; i += kLanes) {
@@ -215,10 +233,17 @@ GPURT_SIMD_FN void attend(const AttentionTask& task, u32 slot, u32 first, u32 en
   }
   for (u32 page = first / task.page * task.page; page < end; page += task.page) {
     const u32 left = end - page;
-    const u64 at = task.cache_at(slot, page);
+    const u32 begin = first > page ? first - page : 0, count = left < task.page ? left : task.page;
+    if (is_on_branch(row_ancestors(state)) &&
+        page + count > block_begin(state.position, row_ancestors(state)) + 1) {
+      gather_page<C>(task, state, page + begin, page + count, row);
+      attend_page(task, row, reinterpret_cast<const C*>(row.keys),
+                  reinterpret_cast<const C*>(row.values), begin, count);
+      continue;
+    }
+    const u64 at = task.cache_at(state.slot, page);
     attend_page(task, row, static_cast<const C*>(task.k_cache) + at,
-                static_cast<const C*>(task.v_cache) + at, first > page ? first - page : 0,
-                left < task.page ? left : task.page);
+                static_cast<const C*>(task.v_cache) + at, begin, count);
   }
 }
 
@@ -240,7 +265,7 @@ GPURT_SIMD_FN void attend_spans(const AttentionTask& task, u32 r, const RowState
   for (u32 span = task.split; span * kAttentionSpan <= state.position; span += task.splits) {
     const u32 begin = span * kAttentionSpan, end = begin + kAttentionSpan;
     if (end <= seen) continue;
-    attend<C>(task, state.slot, begin < seen ? seen : begin,
+    attend<C>(task, state, begin < seen ? seen : begin,
               state.position < end ? state.position + 1 : end, row);
     for (u32 g = 0; g < task.group; ++g) {
       f32* const to = task.partials + spans.word(r, task.kv_head, span, g);
@@ -267,7 +292,7 @@ GPURT_SIMD_FN void attend_rows(const AttentionTask& task, const BodyContext& con
       attend_spans<C>(task, r, state, row);
       continue;
     }
-    attend<C>(task, state.slot, task.first_seen(state.position),
+    attend<C>(task, state, task.first_seen(state.position),
               task.end_seen(context.rows, context.step->rows, r), row);
     finish_row(task, row, task.gated ? q + width : nullptr, task.out + r * width + first);
   }
@@ -321,21 +346,30 @@ GPURT_SIMD_FN void attention_merge_run(const AttentionTask& task, const BodyCont
   }
 }
 
+GPURT_SIMD_FN bool is_tree(const BodyContext& context) {
+  for (u32 row = 0; row < context.step->rows; ++row)
+    if (is_on_branch(row_ancestors(context.rows[row]))) return true;
+  return false;
+}
+
 GPURT_SIMD_FN void attention_run(const AttentionTask& task, const BodyContext& context) {
   using W = Workspace;
   AttentionRow row{};
   row.d_stride = padded_lanes(task.head_dim);
   row.page_stride = padded_lanes(task.page + kTile);  // a tile of scores may begin anywhere
   const u64 g = task.group;
+  const u64 page = is_tree(context) ? u64{4} * task.page * task.head_dim : 0;
   Workspace workspace(context, 2 * W::padded<f32>(g * row.d_stride) +
                                    W::padded<f32>(g * row.page_stride) + 2 * W::padded<f32>(g) +
-                                   W::padded<f32>(row.d_stride));
+                                   W::padded<f32>(row.d_stride) + 2 * W::padded<u8>(page));
   row.q = workspace.take<f32>(g * row.d_stride);
   row.out = workspace.take<f32>(g * row.d_stride);
   row.scores = workspace.take<f32>(g * row.page_stride);
   row.maximum = workspace.take<f32>(g);
   row.total = workspace.take<f32>(g);
   f32* const head = workspace.take<f32>(row.d_stride);
+  row.keys = workspace.take<u8>(page);
+  row.values = workspace.take<u8>(page);
   switch (task.cache_dtype) {
     case kF32:
       attend_rows<f32>(task, context, row, head);

@@ -2,8 +2,28 @@
 // with a window no further than that on either side.
 #pragma once
 #include "context.cuh"
+#include "row_path.hpp"
 
 namespace gpurt {
+
+// Where a row finds the positions that it sees. In kernels without trees: in their place.
+template <bool TREES>
+struct BranchOf {
+  GPURT_FN static BranchOf of(u32, u32) { return {}; }
+  GPURT_FN bool is_elsewhere(u32) const { return false; }
+  GPURT_FN u32 place(u32 position) const { return position; }
+};
+
+template <>
+struct BranchOf<true> {
+  u32 ancestors, begin;  // of a row that finds some elsewhere, else 0; where its block begins
+  GPURT_FN static BranchOf of(u32 position, u32 ancestors) {
+    return {is_on_branch(ancestors) ? ancestors : 0, block_begin(position, ancestors)};
+  }
+  GPURT_FN bool is_elsewhere(u32 position) const { return ancestors != 0 && position > begin; }
+  GPURT_FN u32 place(u32 position) const { return place_seen(position, begin, ancestors); }
+};
+using Branch = BranchOf<GPURT_TREES != 0>;
 
 // The first position that a row sees.
 GPURT_FN u32 first_seen(u32 window, u32 position) {

@@ -75,7 +75,8 @@ struct attention_split_of {
       const Part part = part_of(task, place, span);
       const u32 start = part.begin + warp * Whole::kChunk;
       if (part.is_empty() || start >= part.end) continue;
-      const auto sequence = Whole::sequence_of(s, place, part.seen, part.end, lane);
+      const Branch branch = Branch::of(place.position, row_ancestors(context.rows[first + row]));
+      const auto sequence = Whole::sequence_of(s, place, part.seen, part.end, lane, branch);
       Whole::fold_heads(sequence, start, sequence.page(start), scratch.query[row], head, lane,
                         scratch.partial + item * Whole::kPartialFloats);
     }

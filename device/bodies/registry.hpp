@@ -27,6 +27,7 @@
 #if __has_include("combine.hpp")
 #include "combine.hpp"
 #endif
+#include "attention_commit.hpp"
 #include "attention_merge.hpp"
 #include "block_conv.hpp"
 #include "candidates.hpp"
@@ -70,6 +71,7 @@ inline constexpr HostBodyEntry kHostBodies[] = {
     {"combine", &combine::run},
 #endif
     {"attention_merge", &attention_merge::run},
+    {"attention_commit", &attention_commit::run},
     {"publish", &publish::run},
     {"collect", &collect::run},
     {"draft_ngram", &draft_ngram::run},

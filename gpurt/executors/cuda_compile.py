@@ -30,7 +30,7 @@ BUILT_IN = (
     *("noop", "matvec", "embed", "attention", "sample", "rearm", "publish", "collect"),
     *("matvec_f32", "gated_residual", "route", "expert_matvec", "combine"),
     *("draft_ngram", "draft_rows", "block_conv", "candidates", "draft_walk"),
-    "attention_merge",
+    *("attention_merge", "attention_commit"),
 )
 SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes of device/shared_memory.cuh, by team
 SLOT_BYTES = 3072  # slots and barriers there, rounded up
@@ -229,6 +229,7 @@ def _features(plan: Plan) -> list[str]:
         "GPURT_EMBED_SCALES": any(
             t.body == "embed" and any(float(p) != 1 for p in t.params[3:4]) for t in tasks
         ),
+        "GPURT_TREES": any(t.body == "attention_commit" for t in tasks),
         "GPURT_OWN_ROWS": any(t.flags & TASK_OWN_ROWS for t in tasks),
     }
     return [f"#define {name} 1" for name, wanted in found.items() if wanted]

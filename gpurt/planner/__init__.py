@@ -146,7 +146,7 @@ def _planned(
 
 def _made(graph: Graph) -> list[Buffer]:
     """What a step makes that `advance` takes."""
-    return [b for b in (graph.sampled, graph.proposals) if b is not None]
+    return [b for b in (graph.sampled, graph.proposals, graph.parents) if b is not None]
 
 
 def _advance(graph: Graph, draft: Draft, policy: Policy) -> DraftOp:

@@ -67,10 +67,10 @@ STEPS = {
 
 
 @cache
-def runner(case: Case, dtype: str, team_warps: int = 16) -> OneTask:
+def runner(case: Case, dtype: str, team_warps: int = 16, features: tuple[str, ...] = ()) -> OneTask:
     code = dtype_code(DTYPES[dtype])
     struct = f"attention_of<{case.dim}, {case.heads // case.kv_heads}, {code}, true>"
-    return OneTask("attention", struct, team_warps)
+    return OneTask("attention", struct, team_warps, features)
 
 
 def operator(case: Case, dtype: str, graph: Graph | None = None, splits: int = 0) -> Operator:

@@ -33,12 +33,14 @@ STEPS = {
 
 
 @cache
-def split_runner(case: Case, dtype: str, team_warps: int = 16) -> OneTask:
+def split_runner(
+    case: Case, dtype: str, team_warps: int = 16, features: tuple[str, ...] = ()
+) -> OneTask:
     plain = Case(case.heads, case.kv_heads, case.dim, norm=case.norm, gated=False, out_eps=0)
     code = dtype_code(DTYPES[dtype])
     extra = "" if case == plain else ", true"
     struct = f"attention_split_of<{case.dim}, {case.heads // case.kv_heads}, {code}{extra}>"
-    return OneTask("attention_split", struct, team_warps)
+    return OneTask("attention_split", struct, team_warps, features)
 
 
 def both(

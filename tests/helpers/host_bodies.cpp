@@ -63,11 +63,11 @@ int body_run(const char* name, const TaskRecord* records, int count, const gpurt
   return static_cast<int>(kind);
 }
 
-/// The rows of a block and how many of its proposals are accepted, as `first << 16 | second`.
+/// The rows of a block, and the bits of those accepted, as `first << 16 | second`.
 gpurt::u32 body_accept(const gpurt::RowState* rows, const gpurt::u32* sample_rows,
                        const gpurt::u32* sampled, gpurt::u32 sample_count, gpurt::u32 first) {
   const gpurt::u32 length = gpurt::block_rows(rows, sample_rows, sample_count, first);
-  return length << 16 | gpurt::accepted_proposals(rows, sample_rows, sampled, sample_count, first);
+  return length << 16 | gpurt::accepted_rows(rows, sample_rows, sampled, sample_count, first);
 }
 
 /// `count` blocks of nvfp4 as floats.

@@ -93,11 +93,12 @@ class HostBodies:
         repeats: int = 1,
         plan_rows: int | None = None,
         proposal_rows: Sequence[int] = (),
+        ancestors: Sequence[int] = (),
     ) -> tuple[int, list[int]]:
         """Run one task per element of `coords`. Returns (FaultKind, detail).
 
         plan_rows: rows that the plan can carry; None: those of the step. proposal_rows: the step's
-        rows that hold a proposal.
+        rows that hold a proposal. ancestors: of each row, as device/row_path.hpp has them.
         """
         records = np.zeros(len(coords), wire.TASK_RECORD)
         for i, arg in enumerate(body.args):
@@ -108,7 +109,7 @@ class HostBodies:
             records["param"][:, i] = _bits(params[name])
         records["tile"][:] = [(*c, *(0,) * (4 - len(c))) for c in coords]
         capacity = plan_rows or len(step.token)
-        state = step_bytes(step, capacity, proposal_rows)
+        state = step_bytes(step, capacity, proposal_rows, ancestors)
         if slots is None:
             slots = np.zeros(1 + int(step.slot.max(initial=0)), wire.SLOT_STATE)
         scratch = np.full(scratch_bytes // 4 + 16, POISON)
@@ -134,10 +135,30 @@ class HostBodies:
         first: int,
     ) -> tuple[int, int]:
         """(rows of the block that begins with sample row `first`, proposals accepted of it)."""
+        both = self._accept(rows, sample_rows, sampled, first)
+        return both >> 16, (both & 0xFFFF).bit_count() - 1
+
+    def accepted_rows(
+        self,
+        rows: NDArray[Any],
+        sample_rows: NDArray[np.uint32],
+        sampled: NDArray[np.uint32],
+        first: int,
+    ) -> list[int]:
+        """The rows of that block which the target agrees with, the anchor's with them."""
+        both = self._accept(rows, sample_rows, sampled, first)
+        return [row for row in range(16) if both >> row & 1]
+
+    def _accept(
+        self,
+        rows: NDArray[Any],
+        sample_rows: NDArray[np.uint32],
+        sampled: NDArray[np.uint32],
+        first: int,
+    ) -> int:
         assert all(a.flags.c_contiguous for a in (rows, sample_rows, sampled))
         places = (ctypes.c_void_p(a.ctypes.data) for a in (rows, sample_rows, sampled))
-        both = self._library.body_accept(*places, len(sample_rows), first)
-        return both >> 16, both & 0xFFFF
+        return int(self._library.body_accept(*places, len(sample_rows), first))
 
     def decode_nvfp4(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
         """[n, 9] blocks as [n, 16] floats, without their second-level scale."""
@@ -194,7 +215,10 @@ def levels() -> list[str]:
 
 
 def step_bytes(
-    step: StepRows, capacity: int, proposal_rows: Sequence[int] = ()
+    step: StepRows,
+    capacity: int,
+    proposal_rows: Sequence[int] = (),
+    ancestors: Sequence[int] = (),
 ) -> NDArray[np.uint8]:
     """StepState and its tails, as a body finds them in a plan of `capacity` rows."""
     rows = len(step.token)
@@ -206,6 +230,7 @@ def step_bytes(
         states[name][:rows] = getattr(step, name)
     states["flags"][step.sample_rows] |= np.uint32(wire.RowFlags.SAMPLE)
     states["flags"][list(proposal_rows)] |= np.uint32(wire.RowFlags.PROPOSAL)
+    states["flags"][: len(ancestors)] |= np.array(ancestors, np.uint32) << 16
     sample_rows = np.zeros(capacity, np.uint32)
     sample_rows[: len(step.sample_rows)] = step.sample_rows
     parts = (head, states, sample_rows, np.zeros(capacity, np.uint32))

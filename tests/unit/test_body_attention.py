@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,7 +101,9 @@ class Case:
         )
         return list(graph.operators)
 
-    def run(self, level: str, scratch_bytes: int = 1 << 20) -> dict[str, NDArray[Any]]:
+    def run(
+        self, level: str, scratch_bytes: int = 1 << 20, ancestors: Sequence[int] = ()
+    ) -> dict[str, NDArray[Any]]:
         """Fresh caches and out, computed by the bodies, tile by tile."""
         arrays = dict(self.arrays, out=np.full(self.arrays["out"].shape, np.nan, np.float32))
         for name in STATES:
@@ -119,6 +122,7 @@ class Case:
                 self.step,
                 coords=[t.coords for t in op.body.tile(op, Target("host", 2))],
                 scratch_bytes=scratch_bytes,
+                ancestors=ancestors,
             )
             assert kind == 0
         return arrays

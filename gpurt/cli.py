@@ -76,6 +76,9 @@ DraftModel = Annotated[
     ),
 ]
 Proposals = Annotated[int | None, typer.Option(help="Tokens proposed a step, at most 15.")]
+DraftTree = Annotated[
+    bool, typer.Option("--draft-tree", help="Greedy proposals of dflash are a tree, not a chain.")
+]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default 256.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="0 is off.")]
@@ -123,6 +126,7 @@ def run(
     cache_packed: CachePacked = None,
     draft_model: DraftModel = None,
     proposals: Proposals = None,
+    draft_tree: DraftTree = False,
     trace: TraceFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -139,7 +143,7 @@ def run(
         stop_ids = session.model.stop_ids
         sampling = Sampling(budget, temperature, top_k, top_p, seed, stop_ids, ignore_eos)
         sampling.check(session.model.config.vocab)
-        drafting = Drafting(draft, draft_model, proposals)
+        drafting = Drafting(draft, draft_model, proposals, draft_tree)
         session.prepare(context, len(ids) + budget, drafting, kv_dtype, cache_packed)
         request = session.runtime.submit(
             session.graph,
@@ -186,6 +190,7 @@ def chat(
     cache_packed: CachePacked = None,
     draft_model: DraftModel = None,
     proposals: Proposals = None,
+    draft_tree: DraftTree = False,
     trace: TraceFile = None,
     history: Annotated[
         bool, typer.Option(help="Keep typed lines in ~/.local/state/gpurt/chat_history.")
@@ -205,7 +210,7 @@ def chat(
         encode_chat(session.model, [])
         settings = Settings(max_tokens, temperature, top_k, top_p, seed)
         settings.check(session.model.config.vocab)
-        drafting = Drafting(draft, draft_model, proposals)
+        drafting = Drafting(draft, draft_model, proposals, draft_tree)
         session.prepare(context, 0, drafting, kv_dtype, cache_packed)
         parts = session.runtime, session.model, session.graph, terminal.screen(), settings
         talk = Chat(*parts, system=system, stops=stop or [])
@@ -231,6 +236,7 @@ def plan(
     kv_dtype: KvDtype = None,
     draft_model: DraftModel = None,
     proposals: Proposals = None,
+    draft_tree: DraftTree = False,
     save: Annotated[Path | None, typer.Option(help="Write the plan file here.")] = None,
 ) -> None:
     """Print a model's plan for a device, present or not."""
@@ -250,7 +256,7 @@ def plan(
             target.kind,
             rows=most_rows(sizes),
             context=context,
-            drafting=Drafting(draft, draft_model, proposals),
+            drafting=Drafting(draft, draft_model, proposals, draft_tree),
             kv_dtype=kv_dtype,
             progress=bars,
         )

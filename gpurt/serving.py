@@ -42,12 +42,13 @@ DEFAULT_ROWS = {"host": 128, "cuda": 16}
 class Drafting:
     """Who proposes tokens, the folder of its model if it has one, and how many a step at most.
 
-    name: "auto", or one of `graphs.drafters.DRAFTERS`.
+    name: "auto", or one of `graphs.drafters.DRAFTERS`. tree: greedy proposals are one.
     """
 
     name: str = "none"
     model: Path | None = None
     proposals: int | None = None
+    tree: bool = False
 
     def beside(self, model: Model, ranks: int = 1) -> Drafting:
         """The same for one model: dflash without a folder takes the one in the model's own. "auto"
@@ -67,6 +68,8 @@ class Drafting:
         options: dict[str, Any] = {"draft": self.name}
         if self.proposals is not None:
             options["proposals"] = self.proposals
+        if self.tree:
+            options["draft_tree"] = True
         if (self.name == "dflash") != (self.model is not None):
             what = f"--draft {self.name} {'with' if self.model else 'without'} a drafter's folder"
             raise RequestError(f"{what} - at --draft-model - a dflash drafter has one, no other")

@@ -20,6 +20,7 @@ from gpurt.errors import GraphError
 from gpurt.graph import Graph, Operand
 from gpurt.graphs import weights as read
 from gpurt.graphs.ops.attention import attention, ring_pages, slot_pages
+from gpurt.graphs.ops.attention_commit import commit_paths
 from gpurt.graphs.ops.block_conv import block_conv
 from gpurt.graphs.ops.candidates import candidates, chunk_count
 from gpurt.graphs.ops.draft_rows import draft_rows
@@ -153,14 +154,19 @@ def default_taps(target_layers: int, layers: int) -> tuple[int, ...]:
     return tuple(round(1 + i * span / (layers - 1)) for i in range(layers))
 
 
-def add_dflash(graph: Graph, model: DraftModel, target: DraftTarget, proposals: int) -> None:
+def add_dflash(
+    graph: Graph, model: DraftModel, target: DraftTarget, proposals: int, *, tree: bool = False
+) -> None:
     """Add a drafter behind `sample`, within the scope that is open.
 
-    proposals: the most that a block makes; the model's own block may be shorter.
+    proposals: the most that are made; a chain is no longer than the model's own block. tree: when
+    greedy they are one, not a chain.
     Raises: GraphError if the drafter is not one for this target.
     """
     _check(graph, model.config, target)
-    _Builder(graph, model, target, min(model.config.block, proposals + 1)).build()
+    block = min(model.config.block, proposals + 1)
+    nodes = proposals if tree else 0
+    _Builder(graph, model, target, block, nodes).build()
 
 
 def _check(graph: Graph, config: DFlashConfig, target: DraftTarget) -> None:
@@ -191,9 +197,11 @@ class _Builder:
     rows of later steps have overwritten them.
     """
 
-    def __init__(self, graph: Graph, model: DraftModel, target: DraftTarget, block: int) -> None:
+    def __init__(
+        self, graph: Graph, model: DraftModel, target: DraftTarget, block: int, nodes: int
+    ) -> None:
         self.graph, self.config, self.weights = graph, model.config, model.weights
-        self.target, self.block = target, block
+        self.target, self.block, self.nodes = target, block, nodes
         config, self.context = model.config, graph.context + block
         self.capacity = min(graph.slots, graph.rows) * block
         self.vectors: dict[str, Buffer] = {}
@@ -208,9 +216,11 @@ class _Builder:
 
     def build(self) -> None:
         graph, config = self.graph, self.config
-        proposals = graph.draft(self.block - 1)
+        proposals = graph.draft(self.nodes or self.block - 1, tree=self.nodes > 0)
         context = self.features()
         caches = [self.inject(layer, context) for layer in range(config.layers)]
+        if self.nodes:
+            commit_paths(graph)
         table = graph.row_table("draft.rows", self.capacity)
         draft_rows(graph, table, block=self.block, mask=config.mask_token)
         with graph.over(table):
@@ -377,7 +387,7 @@ class _Builder:
             books = [f"{at}.{which}_codebook" for which in ("predecessor", "successor")]
             a, b = (self.weight(f"draft.{book}", [self.weights[book]]) for book in books)
             selector = p, a, b
-        draft_walk(graph, scores, ids, proposals, top_k=top_k, selector=selector)
+        draft_walk(graph, scores, ids, proposals, top_k=top_k, selector=selector, nodes=self.nodes)
 
     # ---- buffers -----------------------------------------------------------------------------
     def activation(self, name: str, width: int) -> Buffer:

@@ -23,12 +23,15 @@ def add_drafter(
     proposals: int = PROPOSALS_PER_SLOT,
     target: DraftTarget | None = None,
     model: DraftModel | None = None,
+    tree: bool = False,
 ) -> Graph:
     """The graph, with a drafter behind its `sample`; "none" leaves it as it is.
 
     proposals: the most that one step verifies of a sequence, 1 to 15; rows, context and the
     request's max_tokens bound it too. target, model: what "dflash" reads; no other drafter has a
-    model. Raises: GraphError for an unknown drafter, and for a model that is missing or not for it.
+    model. tree: dflash's greedy proposals are a tree, not a chain (ops/draft_walk.py).
+    Raises: GraphError for an unknown drafter, for a model that is missing or not for it, and for a
+    tree of another drafter.
     """
     if draft not in DRAFTERS:
         msg = f"draft is {draft!r} - at {graph.name}"
@@ -36,6 +39,9 @@ def add_drafter(
     if (draft == "dflash") != (model is not None):
         msg = f"draft is {draft!r} {'with' if model else 'without'} a model - at {graph.name}"
         raise GraphError(f"{msg} - a dflash drafter has one, and no other drafter")
+    if tree and draft != "dflash":
+        msg = f"draft is {draft!r}, and is to make trees - at {graph.name}"
+        raise GraphError(f"{msg} - only dflash makes trees")
     with graph.at(SCOPE):
         if draft == "ngram":
             draft_ngram(graph, proposals)
@@ -43,5 +49,5 @@ def add_drafter(
             if target is None:
                 msg = f"a dflash drafter for a graph without its target - at {graph.name}"
                 raise GraphError(f"{msg} - pass a DraftTarget")
-            add_dflash(graph, model, target, proposals)
+            add_dflash(graph, model, target, proposals, tree=tree)
     return graph

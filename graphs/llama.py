@@ -126,6 +126,7 @@ def build(
     draft: str = "none",
     proposals: int = PROPOSALS_PER_SLOT,
     draft_model: DraftModel | None = None,
+    draft_tree: bool = False,
     tp_size: int = 1,
     tp_rank: int = 0,
     parts: int = 1,
@@ -136,8 +137,8 @@ def build(
     sequence; default: the model's, at most 2048. kv_dtype: f32, f16, bf16, or fp8: e4m3 without
     scales. weight_dtype: f32, f16 or bf16 for all matrices; default: as stored. draft: one of
     `drafters.DRAFTERS`, which proposes up to `proposals` tokens a step; draft_model: what dflash
-    runs. tp_size, tp_rank: one rank's share. parts: shares of one rank alone. Weights are read when
-    the plan is loaded.
+    runs; draft_tree: its proposals are a tree. tp_size, tp_rank: one rank's share. parts: shares of
+    one rank alone. Weights are read when the plan is loaded.
     Raises: BoundError if context exceeds the model's; GraphError for an unknown dtype or drafter,
     or if the model has no tp_size or parts equal shares.
     """
@@ -146,7 +147,7 @@ def build(
     where = "llama.build"
     graph = empty_graph(config, where, rows, slots, context, kv_dtype, weight_dtype, **ranks)
     target = LlamaBuilder(graph, config, weights, kv_dtype, weight_dtype, parts).build()
-    return add_drafter(graph, draft, proposals, target, draft_model)
+    return add_drafter(graph, draft, proposals, target, draft_model, draft_tree)
 
 
 def check_shares(config: LlamaConfig, tp_size: int, parts: int) -> None:

@@ -178,6 +178,7 @@ def build(
     draft: str = "none",
     proposals: int = PROPOSALS_PER_SLOT,
     draft_model: DraftModel | None = None,
+    draft_tree: bool = False,
 ) -> Graph:
     """The Graph of one step; parameters and errors as in `llama.build`, and beside them:
 
@@ -193,7 +194,7 @@ def build(
     graph = empty_graph(config, where, rows, slots, context, kv_dtype, weight_dtype, **ranks)
     builder = _Builder(graph, config, weights, kv_dtype, weight_dtype, page, tp_size, tp_rank)
     builder.routing = routing
-    return add_drafter(graph, draft, proposals, builder.build(), draft_model)
+    return add_drafter(graph, draft, proposals, builder.build(), draft_model, draft_tree)
 
 
 def gate_constants(

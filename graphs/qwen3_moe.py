@@ -70,11 +70,12 @@ def build(
     draft: str = "none",
     proposals: int = PROPOSALS_PER_SLOT,
     draft_model: DraftModel | None = None,
+    draft_tree: bool = False,
 ) -> Graph:
     """The Graph of one step; parameters and errors as in `llama.build`. The router is float32."""
     graph = empty_graph(config, "qwen3_moe.build", rows, slots, context, kv_dtype, weight_dtype)
     target = _Builder(graph, config, weights, kv_dtype, weight_dtype).build()
-    return add_drafter(graph, draft, proposals, target, draft_model)
+    return add_drafter(graph, draft, proposals, target, draft_model, draft_tree)
 
 
 class _Builder(LlamaBuilder):

@@ -1,12 +1,15 @@
-// draft_walk on the GPU: a path through the candidates of one slot's block.
+// draft_walk on the GPU: a path, or a tree, through the candidates of one slot's block.
 //
 // The contract is in graphs/ops/draft_walk.py.
 //   1. a warp a mask's row: the best of its candidates; team barrier
 //   2. mask by mask: a warp a candidate makes its value, with the token chosen before; barrier; one
 //      thread chooses; barrier
+// Of a tree, node by node instead: the values of the newest node's candidates; barrier; one warp
+// takes the likeliest of all that are no node yet; barrier.
 #pragma once
 #include "elements.cuh"
 #include "lane_best.cuh"
+#include "row_path.hpp"
 #include "sample.cuh"
 
 namespace gpurt {
@@ -24,7 +27,15 @@ struct draft_walk {
     u32 chosen;  // a token
     u32 is_end;
   };
-  static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
+  // Nodes by number, the anchor first, and all their children: -infinity where one is a node.
+  struct Tree {
+    Scratch walk;
+    f32 node_path[kProposalsPerSlot + 1];  // logarithm of a path's probability
+    u32 node_depth[kProposalsPerSlot + 1];
+    f32 path[kProposalsPerSlot][kBest];
+    u32 child[kProposalsPerSlot][kBest];
+  };
+  static_assert(sizeof(Tree) <= BodyContext::scratch_bytes);
 
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
@@ -40,6 +51,12 @@ struct draft_walk {
       scratch.chosen = context.rows[context.sample_rows[first] - 1].token;  // the anchor
     context.sync();
     Proposals& to = context.address<Proposals>(task, 5)[slot];
+    if constexpr (GPURT_TREES != 0) {
+      u32* parents = context.address<u32>(task, 6) + slot * kProposalsPerSlot;
+      if (context.slots[slot].temperature == 0)
+        return grow(task, context, first, masks, to, parents);
+      if (context.thread < kProposalsPerSlot) parents[context.thread] = context.thread;
+    }
     u32 count = 0;
     for (; count < masks; ++count) {
       values(task, context, first + count, count, scratch);
@@ -93,6 +110,72 @@ struct draft_walk {
       for (u32 step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
       if (lane == 0) scratch.value[i] = scratch.score[mask][i] + sum;
     }
+  }
+
+  __device__ static void grow(const TaskRecord& task, const BodyContext& context, u32 first,
+                              u32 masks, Proposals& to, u32* parents) {
+    Tree& tree = *reinterpret_cast<Tree*>(context.scratch);
+    if (context.thread == 0) tree.node_path[0] = 0, tree.node_depth[0] = 0;
+    context.sync();
+    u32 node = 0;
+#pragma unroll 1
+    for (; node < task.param[4]; ++node) {
+      const u32 depth = tree.node_depth[node];
+      if (depth < masks) values(task, context, first + depth, depth, tree.walk);
+      context.sync();
+      if (context.thread < 32) {
+        add_children(node, depth < masks ? task.param[1] : 0, tree);
+        take_likeliest(node, tree, to, parents);
+      }
+      context.sync();
+      if (tree.walk.is_end != 0) break;
+    }
+    if (context.thread == 0) to.count = node;
+  }
+
+  // One warp, a candidate a lane; the first `count` are there.
+  __device__ static void add_children(u32 node, u32 count, Tree& tree) {
+    const u32 lane = threadIdx.x % 32;
+    const f32 given = lane < count ? tree.walk.value[lane] : LaneBest::none();
+    const f32 value = fabsf(given) <= 3.402823466e38f ? given : LaneBest::none();
+    f32 top = value;
+#pragma unroll
+    for (u32 step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+    const bool is_there = value > LaneBest::none();
+    f32 sum = is_there ? expf(value - top) : 0;
+#pragma unroll
+    for (u32 step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    const f32 share = is_there ? value - top - logf(sum) : LaneBest::none();
+    tree.path[node][lane] = tree.node_path[node] + share;
+    if (is_there) tree.child[node][lane] = tree.walk.id[tree.node_depth[node]][lane];
+  }
+
+  // One warp: of all children, by the lane that has them.
+  __device__ static void take_likeliest(u32 node, Tree& tree, Proposals& to, u32* parents) {
+    const u32 lane = threadIdx.x % 32;
+    f32 best = LaneBest::none();
+    u32 from = 0;  // parent, and the lane below it: of equal ones the first
+#pragma unroll 1
+    for (u32 parent = 0; parent <= node; ++parent) {
+      if (tree.path[parent][lane] > best) best = tree.path[parent][lane], from = parent;
+    }
+    from = from * kBest + lane;
+#pragma unroll
+    for (u32 step = 16; step > 0; step /= 2) {
+      const f32 other = __shfl_xor_sync(~0u, best, step);
+      const u32 other_from = __shfl_xor_sync(~0u, from, step);
+      if (other > best || (other == best && other_from < from)) best = other, from = other_from;
+    }
+    if (lane != 0) return;
+    const u32 parent = from / kBest;
+    tree.walk.is_end = !(best > LaneBest::none());
+    if (tree.walk.is_end != 0) return;
+    tree.walk.chosen = tree.child[parent][from % kBest];
+    tree.node_path[node + 1] = best;
+    tree.node_depth[node + 1] = tree.node_depth[parent] + 1;
+    tree.path[parent][from % kBest] = LaneBest::none();
+    to.tokens[node] = tree.walk.chosen;
+    parents[node] = parent;
   }
 
   // Column `r` of a token's row of a codebook.

@@ -1,4 +1,5 @@
-// draft_walk: a path through the candidates of a block. graphs/ops/draft_walk.py has the contract.
+// draft_walk: a path, or a tree, through the candidates of a block. graphs/ops/draft_walk.py has
+// the contract.
 #pragma once
 #include <cmath>
 
@@ -15,12 +16,18 @@ struct WalkTask {
   const u8* predecessor;  // [vocab, rank]
   const u8* successor;    // [vocab, rank]
   u32 n, top_k, rank, dtype;
+  u32 nodes;     // of a tree
   u64* keys;     // [n]
   f32* pair;     // [rank]: predecessor times hidden
   f32* after;    // [rank]
   f32* value;    // [top_k]
   f32* weights;  // [top_k]
   u32* tokens;   // [top_k]
+  // Children of all nodes of a tree, [nodes * top_k]: the logarithm of a path's probability, its
+  // last token, and the node before it.
+  f32* path;
+  u32* child;
+  u32* parent;
 };
 
 /// The best candidates of a row that have a finite value, and their values. Returns how many.
@@ -65,6 +72,44 @@ inline u32 walk_choice(const WalkTask& task, u32 count, const SlotState& slot, u
   return pick_token(candidates, slot, sample_uniform(slot.seed, position));
 }
 
+/// Adds the children of a node, whose path has that logarithm, to `pooled` others. Returns how many
+/// there are then.
+inline u32 walk_children(const WalkTask& task, u32 row, u32 node, u32 token, f32 path, u32 pooled) {
+  const u32 count = walk_values(task, row, token);
+  if (count == 0) return pooled;
+  const f32 top = *std::max_element(task.value, task.value + count);
+  f32 sum = 0;
+  for (u32 i = 0; i < count; ++i) sum += std::exp(task.value[i] - top);
+  for (u32 i = 0; i < count; ++i, ++pooled) {
+    task.path[pooled] = path + (task.value[i] - top - std::log(sum));
+    task.child[pooled] = task.tokens[i];
+    task.parent[pooled] = node;
+  }
+  return pooled;
+}
+
+/// The likeliest nodes behind an anchor. first: row of the first mask. Returns how many.
+inline u32 walk_tree(const WalkTask& task, u32 first, u32 masks, u32 anchor, u32* tokens,
+                     u32* parents) {
+  u32 depth[kProposalsPerSlot + 1] = {};  // by node; 0 is the anchor
+  f32 path[kProposalsPerSlot + 1] = {};
+  u32 pooled = 0, node = 0;
+  for (; node < task.nodes; ++node) {
+    const u32 token = node == 0 ? anchor : tokens[node - 1];
+    if (depth[node] < masks)
+      pooled = walk_children(task, first + depth[node], node, token, path[node], pooled);
+    const f32* const best = std::max_element(task.path, task.path + pooled);
+    if (pooled == 0 || *best == -__builtin_inff()) break;
+    const u64 at = static_cast<u64>(best - task.path);
+    tokens[node] = task.child[at];
+    parents[node] = task.parent[at];
+    depth[node + 1] = depth[parents[node]] + 1;
+    path[node + 1] = task.path[at];
+    task.path[at] = -__builtin_inff();
+  }
+  return node;
+}
+
 }  // namespace gpurt::host
 
 namespace gpurt {
@@ -82,34 +127,57 @@ struct draft_walk {
     task.top_k = record.param[1];
     task.rank = record.param[2];
     task.dtype = record.param[3];
+    task.nodes = record.param[4];
+    const u64 children = u64{task.nodes} * task.top_k;
     W workspace(context, W::padded<u64>(task.n) + 2 * W::padded<f32>(task.rank) +
-                             3 * W::padded<f32>(task.top_k));
+                             3 * W::padded<f32>(task.top_k) + 3 * W::padded<f32>(children));
     task.keys = workspace.take<u64>(task.n);
     task.pair = workspace.take<f32>(task.rank);
     task.after = workspace.take<f32>(task.rank);
     task.value = workspace.take<f32>(task.top_k);
     task.weights = workspace.take<f32>(task.top_k);
     task.tokens = workspace.take<u32>(task.top_k);
-    walk(task, context, record.tile[0], arg<Proposals>(record, 5)[record.tile[0]]);
+    task.path = workspace.take<f32>(children);
+    task.child = workspace.take<u32>(children);
+    task.parent = workspace.take<u32>(children);
+    walk(task, context, record);
     return kFaultNone;
   }
 
  private:
-  static void walk(const host::WalkTask& task, const BodyContext& context, u32 slot,
-                   Proposals& to) {
-    u32 before = kNoSample, count = 0;
-    for (u32 j = 0; j < context.step->sample_count; ++j) {
-      const RowState* const row = context.rows + context.sample_rows[j];
-      if (row->slot != slot) continue;
-      if (before == kNoSample) before = row[-1].token;  // the anchor's row is in front
-      const u32 found = host::walk_values(task, j, before);
+  static void walk(const host::WalkTask& task, const BodyContext& context,
+                   const TaskRecord& record) {
+    const u32 slot = record.tile[0];
+    const auto slot_of = [&](u32 j) { return context.rows[context.sample_rows[j]].slot; };
+    u32 first = 0, masks = 0;
+    while (first < context.step->sample_count && slot_of(first) != slot) ++first;
+    while (first + masks < context.step->sample_count && slot_of(first + masks) == slot) ++masks;
+    if (masks == 0) return;
+    const u32 anchor = context.rows[context.sample_rows[first] - 1].token;
+    Proposals& to = arg<Proposals>(record, 5)[slot];
+    u32* const parents = arg<u32>(record, 6);
+    u32* const own_parents = parents ? parents + u64{slot} * kProposalsPerSlot : nullptr;
+    if (own_parents && context.slots[slot].temperature == 0.0F) {
+      to.count = host::walk_tree(task, first, masks, anchor, to.tokens, own_parents);
+      return;
+    }
+    to.count = chain(task, context, first, masks, anchor, to.tokens);
+    if (own_parents)
+      for (u32 i = 0; i < to.count; ++i) own_parents[i] = i;
+  }
+
+  static u32 chain(const host::WalkTask& task, const BodyContext& context, u32 first, u32 masks,
+                   u32 before, u32* tokens) {
+    u32 count = 0;
+    for (; count < masks; ++count) {
+      const RowState& row = context.rows[context.sample_rows[first + count]];
+      const u32 found = host::walk_values(task, first + count, before);
       if (found == 0) break;
       // The row before samples the token of this one's position.
-      const u32 place = host::walk_choice(task, found, context.slots[slot], row->position - 1);
-      before = task.tokens[place];
-      to.tokens[count++] = before;
+      const u32 place = host::walk_choice(task, found, context.slots[row.slot], row.position - 1);
+      tokens[count] = before = task.tokens[place];
     }
-    if (before != kNoSample) to.count = count;
+    return count;
   }
 };
 

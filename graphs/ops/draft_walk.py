@@ -1,4 +1,4 @@
-"""draft_walk: a path through the candidates of a block's slots, and with it the proposals.
+"""draft_walk: a path, or a tree, through the candidates of a block's slots: the proposals.
 
 Slot by slot, the first after the block's anchor:
 
@@ -9,6 +9,12 @@ Slot by slot, the first after the block's anchor:
                logits S: the request's temperature, top_k and top_p, and the same uniform number
                that will draw the target's token of that position
   end          where no S is a finite number: the proposals end there
+
+A tree, of a greedy request: its first node is the anchor, and a node's children are the candidates
+of the slot behind it, with p the node's token. A child's probability is the softmax of S over them,
+a path's the product of its nodes'. `nodes` times the likeliest child that is no node yet becomes
+one, the first found of equal ones: the tree has the likeliest paths, and every node stands behind
+its parent. A sampled request keeps the chain.
 
 No probabilities are kept: acceptance needs none (device/acceptance.hpp).
 Source: the `dflash` package's CandidateSelector.
@@ -41,13 +47,15 @@ def draft_walk(
     *,
     top_k: int,
     selector: tuple[Operand, Operand, Operand] | None = None,
+    nodes: int = 0,
     name: str = "draft_walk",
 ) -> Operator:
     """Add the walk, over the table of the drafter's rows.
 
     scores, ids: [rows, n], as `candidates` makes them. selector: hidden [rows, rank] f32, row j of
     sample row j, and the codebooks of predecessors and successors, [vocab, rank] of one float
-    dtype. Raises: GraphError if these do not fit together, and for top_k not from 1 to 32.
+    dtype. nodes: of a tree, whose parents go to graph.parents; 0: a chain.
+    Raises: GraphError if these do not fit together, and for top_k not from 1 to 32.
     """
     three = [region_of(operand) for operand in selector or ()]
     widths, dtypes = {r.shape[-1] for r in three}, {r.buffer.dtype for r in three[1:]}
@@ -64,12 +72,14 @@ def draft_walk(
             "ids": ids,
             **dict(zip(("hidden", "predecessor", "successor"), three, strict=False)),
             "proposals": proposals,
+            "parents": graph.parents if nodes else None,
         },
         name=name,
         n=region_of(scores).shape[-1],
         top_k=top_k,
         rank=widths.pop() if widths else 0,
         dtype=dtype_code(dtypes.pop()) if dtypes else 0,
+        nodes=nodes,
     )
 
 
@@ -77,14 +87,15 @@ def tile_draft_walk(op: Operator, target: Target) -> list[Tile]:
     """One task a slot."""
     del target
     args = op.args
-    reads = tuple(args[name] for name in args if name != "proposals")
+    made = [args[name] for name in ("proposals", "parents") if name in args]
+    reads = tuple(args[name] for name in args if args[name] not in made)
     rank, top_k = int(op.params["rank"]), int(op.params["top_k"])
     cost_bytes = 4 * int(op.params["n"]) + 4 * rank * top_k
     return [
         Tile(
             (slot, 0, 0, 0),
             reads,
-            (part(args["proposals"], 0, slot, slot + 1),),
+            tuple(part(region, 0, slot, slot + 1) for region in made),
             cost_bytes=cost_bytes,
         )
         for slot in range(args["proposals"].shape[0])
@@ -93,27 +104,76 @@ def tile_draft_walk(op: Operator, target: Target) -> list[Tile]:
 
 def draft_walk_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
     """Greedy: a StepRows carries no temperature."""
-    scores, ids = required(op, arrays, "scores"), required(op, arrays, "ids")
-    proposals, top_k = required(op, arrays, "proposals"), int(op.params["top_k"])
-    hidden, successor = array_of(op, arrays, "hidden"), array_of(op, arrays, "successor")
-    predecessor = array_of(op, arrays, "predecessor")
+    proposals, nodes = required(op, arrays, "proposals"), int(op.params["nodes"])
     slots = step.slot[step.sample_rows]
     for slot in np.unique(slots):
         own = np.flatnonzero(slots == slot)
-        before, path = int(step.token[step.sample_rows[own[0]] - 1]), []
-        for j in own:
-            order = np.lexsort((ids[j], -scores[j]))[:top_k]
-            order = order[scores[j][order] > -np.inf]
-            chosen, value = ids[j][order].astype(np.int64), scores[j][order]
-            if hidden is not None and predecessor is not None and successor is not None:
-                value = value + successor[chosen] @ (predecessor[before] * hidden[j])
-            value = np.where(np.isfinite(value), value, -np.inf)
-            if not (value > -np.inf).any():
-                break
-            before = int(chosen[np.argmax(value)])
-            path.append(before)
+        anchor = int(step.token[step.sample_rows[own[0]] - 1])
+        if nodes:
+            path, parents = _tree(op, arrays, own, anchor, nodes)
+            required(op, arrays, "parents")[slot, : len(path)] = parents
+        else:
+            path = _chain(op, arrays, own, anchor)
         proposals[slot, 0] = len(path)
         proposals[slot, 1 : 1 + len(path)] = path
+
+
+def _values(
+    op: Operator, arrays: Mapping[str, NDArray[Any]], row: int, before: int
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """A row's candidates with a finite S, and S."""
+    scores, ids = required(op, arrays, "scores")[row], required(op, arrays, "ids")[row]
+    hidden, successor = array_of(op, arrays, "hidden"), array_of(op, arrays, "successor")
+    predecessor = array_of(op, arrays, "predecessor")
+    order = np.lexsort((ids, -scores))[: int(op.params["top_k"])]
+    order = order[scores[order] > -np.inf]
+    chosen, value = ids[order].astype(np.int64), scores[order]
+    if hidden is not None and predecessor is not None and successor is not None:
+        value = value + successor[chosen] @ (predecessor[before] * hidden[row])
+    finite = np.isfinite(value)
+    return chosen[finite], value[finite]
+
+
+def _chain(
+    op: Operator, arrays: Mapping[str, NDArray[Any]], own: NDArray[np.int64], before: int
+) -> list[int]:
+    path: list[int] = []
+    for row in own:
+        chosen, value = _values(op, arrays, int(row), before)
+        if not len(chosen):
+            break
+        before = int(chosen[np.argmax(value)])
+        path.append(before)
+    return path
+
+
+def _tree(
+    op: Operator,
+    arrays: Mapping[str, NDArray[Any]],
+    own: NDArray[np.int64],
+    anchor: int,
+    nodes: int,
+) -> tuple[list[int], list[int]]:
+    """Tokens of the nodes behind the anchor, and each one's parent."""
+    tree = [(0.0, -1, anchor, 0)]  # logarithm of the path's probability, parent, token, depth
+    children: list[tuple[float, int, int, int]] = []
+    while len(tree) <= nodes:
+        path, _, token, depth = tree[-1]
+        if depth < len(own):
+            chosen, value = _values(op, arrays, int(own[depth]), token)
+            if len(chosen):
+                shares = value - value.max() - np.log(np.exp(value - value.max()).sum())
+                node = len(tree) - 1
+                children += [
+                    (path + float(share), node, int(child), depth + 1)
+                    for share, child in zip(shares, chosen, strict=True)
+                ]
+        if not children:
+            break
+        best = max(children, key=lambda child: child[0])
+        children.remove(best)
+        tree.append(best)
+    return [node[2] for node in tree[1:]], [node[1] for node in tree[1:]]
 
 
 DRAFT_WALK = Body(
@@ -125,8 +185,9 @@ DRAFT_WALK = Body(
         Arg("predecessor", "r", optional=True),
         Arg("successor", "r", optional=True),
         Arg("proposals", "w"),
+        Arg("parents", "w", optional=True),
     ),
-    params=("n", "top_k", "rank", "dtype"),
+    params=("n", "top_k", "rank", "dtype", "nodes"),
     tile=tile_draft_walk,
     reference=draft_walk_reference,
 )

@@ -17,6 +17,7 @@ MODULES = {
         "test_attention_split",
         "test_combine",
         "test_dflash",
+        "test_draft_tree",
         "test_expert_matvec",
         "test_gated_residual",
         "test_matvec_f32",
@@ -27,6 +28,7 @@ MODULES = {
 experts = MODULES["test_expert_matvec"]
 extras = MODULES["test_attention_extras"]
 split = MODULES["test_attention_split"]
+trees = MODULES["test_draft_tree"]
 # As (module, test, arguments): one or two of each kind, none of them wide.
 CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("test_combine", "test_combine_equals_its_reference", ((144, 3, 13), True, True, 5)),
@@ -51,6 +53,14 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("test_dflash", "test_a_sampled_walk_draws_with_the_number_of_the_row_before", ()),
     ("test_dflash", "test_a_slot_whose_values_are_no_numbers_ends_the_proposals", ()),
     ("test_dflash", "test_a_table_holds_a_block_for_every_sequence_that_sampled", (5,)),
+    ("test_draft_tree", "test_a_tree_equals_its_reference", ("two", 15, 16, 256, "bf16", 16)),
+    ("test_draft_tree", "test_a_tree_equals_its_reference", ("next", 15, 8, 0, "", 1)),
+    ("test_draft_tree", "test_a_sampled_request_keeps_its_chain", ()),
+    *(
+        ("test_draft_tree", "test_rows_of_a_tree_have_the_bits_of_their_paths", (*shape, 1))
+        for shape in trees.SHAPES
+    ),
+    ("test_draft_tree", "test_a_tree_over_a_border_of_spans_has_the_bits_of_its_paths", ()),
     ("test_attention_extras", "test_attention_equals_its_reference", (extras.CASES[0], "f32")),
     ("test_attention_extras", "test_attention_equals_its_reference", (extras.CASES[0], "e4m3")),
     ("test_attention_extras", "test_attention_equals_its_reference", (extras.CASES[-2], "f32")),

@@ -17,6 +17,7 @@ from gpurt.executors.base import Options
 from tests.gpu import (
     test_dflash,
     test_draft_ngram,
+    test_draft_tree,
     test_dynamic,
     test_faults,
     test_llama,
@@ -53,6 +54,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PROMPT", PROMPT)
         monkeypatch.setattr(module, "COUNT", COUNT)
     monkeypatch.setattr(test_draft_ngram, "COUNT", 6)
+    monkeypatch.setattr(test_draft_tree, "PROMPT", PROMPT)
+    monkeypatch.setattr(test_draft_tree, "PROPOSALS", (7,))
+    monkeypatch.setattr(test_draft_tree, "COUNT", 8)
+    monkeypatch.setattr(test_draft_tree, "DRAFT", DRAFT)
 
 
 @cache
@@ -212,11 +217,19 @@ def test_more_live_slots_than_the_plan_has_are_a_fault() -> None:
 
 
 def test_ngram_keeps_the_text() -> None:
-    test_draft_ngram.test_the_text_is_that_without_a_drafter(1, {})
+    test_draft_ngram.test_the_text_is_that_without_a_drafter(1, {}, 4)
 
 
 def test_dflash_keeps_the_text_of_a_prompt_of_several_steps() -> None:
     test_dflash.test_a_step_that_samples_nothing_streams_no_weights_of_the_drafter(16)
+
+
+def test_a_tree_keeps_the_text() -> None:
+    test_draft_tree.test_a_tree_that_holds_the_text_gives_it_at_once(16)
+
+
+def test_dflash_keeps_the_text_with_a_tree() -> None:
+    test_draft_tree.test_the_text_is_that_without_a_drafter(1, {})
 
 
 def test_dflash_proposes_what_the_host_does() -> None:

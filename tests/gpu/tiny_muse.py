@@ -53,6 +53,7 @@ def tiny_muse(
     draft: str = "none",
     proposals: int = 15,
     draft_model: DraftModel | None = None,
+    draft_tree: bool = False,
     **changes: Any,
 ) -> Graph:
     """The graph in bf16. changes: fields of the config. draw: another set of weights."""
@@ -74,6 +75,7 @@ def tiny_muse(
         draft=draft,
         proposals=proposals,
         draft_model=draft_model,
+        draft_tree=draft_tree,
     )
 
 

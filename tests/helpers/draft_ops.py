@@ -75,9 +75,15 @@ def candidates_case(n: int, count: int, chunk: int, blocks: str = "one") -> Case
 
 
 def walk_case(
-    n: int, top_k: int, rank: int, dtype: str, blocks: str = "one", temperature: float = 0.0
+    n: int,
+    top_k: int,
+    rank: int,
+    dtype: str,
+    blocks: str = "one",
+    temperature: float = 0.0,
+    nodes: int = 0,
 ) -> Case:
-    """rank 0: no selector. Every slot is sampled at one temperature."""
+    """rank 0: no selector. Every slot is sampled at one temperature. nodes: of a tree."""
     graph, step, rng = (
         Graph(rows=CAPACITY, slots=4, vocab=VOCAB),
         blocks_step(BLOCKS[blocks]),
@@ -101,7 +107,10 @@ def walk_case(
         for name in ("predecessor", "successor"):
             book = rng.standard_normal((VOCAB, rank)).astype(np.float32) / np.float32(rank) ** 0.5
             arrays[name] = to_storage(book, kind)
-    op = draft_walk(graph, scores, ids, graph.draft(), top_k=top_k, selector=selector)
+    proposals = graph.draft(tree=nodes > 0)
+    if nodes:
+        arrays["parents"] = np.full((4, 15), 77, np.uint32)
+    op = draft_walk(graph, scores, ids, proposals, top_k=top_k, selector=selector, nodes=nodes)
     step.slot_states["temperature"] = temperature
     step.slot_states["top_p"] = 1
     step.slot_states["seed"] = np.arange(4) + 5

@@ -28,6 +28,7 @@ from tests.helpers.draft_ops import (
     walk_case,
 )
 from tests.helpers.host_bodies import bodies, levels
+from tests.helpers.trees import depths
 
 LEVELS = levels()
 
@@ -103,6 +104,40 @@ def test_a_greedy_walk_equals_its_reference(blocks, n, top_k, rank, dtype):
     assert np.array_equal(seen, wanted)
     untouched = set(range(4)) - set(case[2].slots)
     assert all((seen[slot] == 77).all() for slot in untouched)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("nodes", [1, 6, 15])
+@pytest.mark.parametrize(("top_k", "rank", "dtype"), [(16, 10, "f32"), (1, 8, "bf16"), (8, 0, "")])
+def test_a_tree_equals_its_reference(blocks, nodes, top_k, rank, dtype):
+    case = walk_case(48, top_k, rank, dtype, blocks, nodes=nodes)
+    seen, wanted = run(case), reference(*case)
+    for name in ("proposals", "parents"):
+        assert np.array_equal(seen[name], wanted[name]), name
+    for slot in set(case[2].slots):
+        count = seen["proposals"][slot, 0]
+        assert all(parent <= row for row, parent in enumerate(seen["parents"][slot, :count]))
+        if top_k == 1:
+            assert seen["parents"][slot, :count].tolist() == list(range(count))  # a chain
+    if blocks == "two" and top_k > 1:
+        assert seen["proposals"][:2, 0].tolist() == [nodes, nodes]  # more than the four masks
+
+
+def test_a_tree_without_numbers_behind_some_depth_ends_there():
+    case = walk_case(48, 16, 10, "f32", nodes=15)
+    case[1]["hidden"][2:] = np.nan
+    seen = run(case)
+    assert seen["proposals"][0, 0] == 15
+    assert max(depths(seen["parents"][0].tolist())) == 2
+    case[1]["scores"][0] = np.nan
+    assert run(case)["proposals"][0, 0] == 0
+
+
+def test_a_sampled_request_keeps_its_chain():
+    tree = walk_case(48, 16, 10, "f32", temperature=0.7, nodes=15)
+    seen, chain = run(tree), run(walk_case(48, 16, 10, "f32", temperature=0.7))
+    assert np.array_equal(seen["proposals"], chain["proposals"])
+    assert seen["parents"][0].tolist() == list(range(15))
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 9, "top_p": 0.8}])

@@ -56,7 +56,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_draft_ngram, "COUNT", 6)
     monkeypatch.setattr(test_draft_tree, "PROMPT", PROMPT)
     monkeypatch.setattr(test_draft_tree, "PROPOSALS", (7,))
-    monkeypatch.setattr(test_draft_tree, "COUNT", 8)
+    monkeypatch.setattr(test_draft_tree, "COUNT", 6)
     monkeypatch.setattr(test_draft_tree, "DRAFT", DRAFT)
 
 
@@ -217,7 +217,7 @@ def test_more_live_slots_than_the_plan_has_are_a_fault() -> None:
 
 
 def test_ngram_keeps_the_text() -> None:
-    test_draft_ngram.test_the_text_is_that_without_a_drafter(1, {}, 4)
+    test_draft_ngram.test_the_text_is_that_without_a_drafter(1, {})
 
 
 def test_dflash_keeps_the_text_of_a_prompt_of_several_steps() -> None:
@@ -229,7 +229,7 @@ def test_a_tree_keeps_the_text() -> None:
 
 
 def test_dflash_keeps_the_text_with_a_tree() -> None:
-    test_draft_tree.test_the_text_is_that_without_a_drafter(1, {})
+    test_draft_tree.test_the_text_is_that_without_a_drafter(1, {}, 4)
 
 
 def test_dflash_proposes_what_the_host_does() -> None:

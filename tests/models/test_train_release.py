@@ -15,7 +15,7 @@ from gpurt.graphs.reference.dflash import DFlash
 from gpurt.loaders import load_model
 from gpurt.loaders.hf_dflash import load_draft
 from gpurt.runtime import Runtime
-from gpurt.serving import encode_chat, model_graph
+from gpurt.serving import Drafting, encode_chat, model_graph
 from tests.helpers.training import MICRO, StopAfter, new_run
 from tools.train import evaluate as evaluation
 from tools.train.draft import DraftJob
@@ -163,6 +163,12 @@ def test_figures_and_card_come_from_the_run(release, capsys, tmp_path):
     row = f"| seed 2 | 0 of 2 | 0.0% | {rates['dflash']:.2f} | {rates['ngram']:.2f} |"
     assert row in card
     assert read_recipe(release) == MICRO
+
+
+def test_drafters_are_named_with_a_tree_and_a_number():
+    assert evaluation.drafting_of("ngram") == Drafting("ngram")
+    assert evaluation.drafting_of("dflash:3") == Drafting("dflash", proposals=3)
+    assert evaluation.drafting_of("tree:15") == Drafting("dflash", proposals=15, tree=True)
 
 
 def test_an_output_that_differs_fails_the_evaluation(release, monkeypatch, capsys):

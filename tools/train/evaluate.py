@@ -90,7 +90,7 @@ def evaluate(
     """Fill in the groups. drafts: besides "none"."""
     kind = runtime.config.target.kind
     graphs = {
-        draft: model_graph(model, kind, context=_CONTEXT, drafting=Drafting(draft))
+        draft: model_graph(model, kind, context=_CONTEXT, drafting=drafting_of(draft))
         for draft in ("none", *drafts)
     }
     for group in groups:
@@ -110,6 +110,13 @@ def evaluate(
                 group.steps[draft] += (len(answer.tokens) - 1) / answer.per_step
                 group.seconds[draft] += answer.seconds
         print(_line(group), flush=True)
+
+
+def drafting_of(text: str) -> Drafting:
+    """A drafter by name; "tree" is dflash with one. "dflash:3" proposes three tokens at most."""
+    name, _, count = text.partition(":")
+    tree = name == "tree"
+    return Drafting("dflash" if tree else name, proposals=int(count) if count else None, tree=tree)
 
 
 def answer_text(model: Model, tokens: Sequence[int]) -> str:
@@ -168,7 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, nargs="?", help="default: nano in the package")
     parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(_SEEDS))
-    parser.add_argument("--drafts", nargs="*", default=["dflash", "ngram"])
+    drafters = "drafters beside none: dflash, tree (dflash with one), ngram; dflash:3 proposes 3"
+    parser.add_argument("--drafts", nargs="*", default=["dflash", "ngram"], help=drafters)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--card", action="store_true", help="write FOLDER/README.md from them")

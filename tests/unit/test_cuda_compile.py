@@ -134,6 +134,21 @@ def test_every_body_of_muse_spark_and_its_drafter_compiles(arch: str, team: int)
         assert called.spill_store_bytes == 0, called
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("arch", "team"), [("sm_90a", 16), ("sm_100a", 16), ("sm_90a", 1)])
+def test_a_plan_with_trees_compiles_and_others_hold_no_word_of_them(arch: str, team: int) -> None:
+    target = replace(TARGET, arch=arch, team_warps=team)
+    code = compile_kernel(plan(drafted_muse(draft_tree=True), target), {}, arch)
+    assert set(code.bodies) == {*MUSE_BODIES, *DRAFT_BODIES, "attention_commit"}
+    assert "#define GPURT_TREES 1" in code.header
+    assert code.compiled.function("gpurt_persistent").registers <= (96 if team == 16 else 255)
+    for name in ("attention_commit", "draft_walk", "draft_rows"):
+        called = code.compiled.function(f"call_bodyINS_{len(name)}{name}")
+        assert called.spill_store_bytes == 0, called
+    chain, _ = cuda_compile.generate_header(plan(drafted_muse(), target), {})
+    assert "GPURT_TREES" not in chain
+
+
 def test_a_llama_is_compiled_without_what_only_others_need() -> None:
     header = kernel("sm_90a", 16).header
     assert "GPURT_" not in header

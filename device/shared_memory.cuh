@@ -1,15 +1,14 @@
 // The shared memory of one block: one team, its weight ring, its task slots. Size and byte map.
 //
-//   0                      ring      kStageCount stages of 32 KB, filled by bulk copies
-//   + kStageCount * 32 KB  scratch   32 KB for bodies: partial sums, attention's pages (64 KB for
+//   0                      ring      kStageCount stages of kStageRoom bytes, filled by bulk copies
+//   + all of that          scratch   32 KB for bodies: partial sums, attention's pages (64 KB for
 //                                    a team of 1)
-//   + 32 KB                slots     8 task records and the times of their runs, 304 bytes each
-//   + 32 KB                slots     8 task records and the times of their runs, 320 bytes each
-//   + 2.5 KB               barriers  stage full/empty, slot full/done/empty, 8 bytes each
+//   + 32 KB                slots     8 task records and the times of their runs, 336 bytes each
+//   + 2.6 KB               barriers  stage full/empty, slot full/done/empty, 8 bytes each
 //   ...                    words     leaving, and what the step's gate brought
 //
-// kTeamWarps and kStageCount come from the generated bodies.gen.cuh: the host derives the stage
-// count from the device's limit of shared memory.
+// kTeamWarps, kStageRoom and kStageCount come from the generated bodies.gen.cuh: the host derives
+// the room from the plan's streams, and the count from the device's limit of shared memory.
 #pragma once
 #include "ptx.cuh"
 #include "task_record.hpp"
@@ -29,6 +28,7 @@ constexpr u32 kControllerWarp = kTeamWarps + 2;  // block 0 only: mirrors the ho
 constexpr u32 kBlockThreads = (kTeamWarps + 3) * 32;
 
 static_assert(kTeamWarps == 16 || kTeamWarps == 1, "the virtual split of K is over 16 warps");
+static_assert(kStageRoom >= kStageBytes);
 static_assert(kStageCount >= 2, "one stage is read while another is filled");
 static_assert((kSlotCount & (kSlotCount - 1)) == 0, "slots are found by masking");
 
@@ -44,17 +44,17 @@ struct alignas(16) Slot {
   u32 end;     // the same: after its last store
   u32 stall;   // cycles spent waiting for the weight stream
   u32 kind;    // SlotKind
-  u32 is_met;  // 1: taken from a `ready` queue, so its edges are met
+  u32 is_met;  // 1: its edges are met: taken from a `ready` queue, or the loader looked
   u32 reserved;
   // kTaskExpertStream: the words at kAddrExpertId, as the loader found them: expert id, its number
-  // of users, row and pair of the first. [1] comes last; kNotChosen until then, 0: not live.
+  // of users, row and pair of the first two. [1] comes last; kNotChosen until then, 0: not live.
   u32 chosen[kExpertWords];
 };
-static_assert(sizeof(Slot) == 320);
+static_assert(sizeof(Slot) == 336);
 constexpr u32 kNotChosen = 0xFFFFFFFFu;
 
 struct SharedMemory {
-  u8 ring[kStageCount][kStageBytes];
+  u8 ring[kStageCount][kStageRoom];
   u8 scratch[kScratchBytes];
   Slot slots[kSlotCount];
   u64 stage_full[kStageCount];   // 1 arrival (the loader) and the stage's bytes

@@ -33,8 +33,11 @@ __device__ __noinline__ bool wait_ranks(Wait wait, u64 round) {
 }
 
 // One thread. False: the wait was given up.
+template <bool RANKS = true>
 GPURT_FN bool wait_counter(const Wait& wait, u64 round) {
-  if (is_rank_counter(wait.counter)) return wait_ranks(wait, round);
+  if constexpr (RANKS) {
+    if (is_rank_counter(wait.counter)) return wait_ranks(wait, round);
+  }
   const u64* counter = counter_address(gpurt_program, wait.counter);
   const u64 target = counter_target(wait, round);
   for (u32 polls = 0; load_acquire(counter) < target;) {

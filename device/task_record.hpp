@@ -65,7 +65,7 @@ constexpr u32 kParamExpertCounter = kParamsPerTask - 2;
 constexpr u32 kParamExpertStride = kParamsPerTask - 1;  // in units of 16 bytes
 constexpr u32 kAddrLiveSlots = kAddrsPerTask - 2;       // u32: how many slots are live
 constexpr u32 kAddrExpertId = kAddrsPerTask - 1;        // u32: the expert of this task's slot;
-constexpr u32 kExpertWords = 4;  // it and the words behind it are brought along with the weights
+constexpr u32 kExpertWords = 6;  // it and the words behind it are brought along with the weights
 // kTaskOwnRows, which no task of experts has:
 constexpr u32 kAddrSampleRows = kAddrsPerTask - 2;  // u32[]: as behind a step's rows
 constexpr u32 kAddrRows = kAddrsPerTask - 1;        // StepState, whose RowStates follow

@@ -39,6 +39,7 @@ class Target:
 
 
 STAGE_BYTES = 32768  # of the weight ring: kStageBytes of device/shared_memory.cuh
+STAGE_ROOM_BYTES = 36864  # the most that a plan's streams may put into one: kStageRoom there
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Stream:
 
     stride_bytes: if not 0, which expert's weights is known at run time. Those of expert 0 are
         stated, each further one's lie `stride_bytes` further. The id is the u32 at byte
-        `expert_id_bytes` of argument `routes`, with three more behind it that the task is given
+        `expert_id_bytes` of argument `routes`, with five more behind it that the task is given
         (route.py: of its slot); the first u32 there is the number of live slots; a tile whose
         slot, coords[0], is not live streams nothing.
     stage_bytes: of an expert's: how many of them go into one stage of the ring.

@@ -25,7 +25,7 @@ PARAM_EXPERT_SIGNALS = PARAMS_PER_TASK - 3
 PARAM_EXPERT_COUNTER = PARAMS_PER_TASK - 2
 PARAM_EXPERT_STRIDE = PARAMS_PER_TASK - 1  # in units of EXPERT_STRIDE_UNIT bytes
 EXPERT_STRIDE_UNIT = 16
-EXPERT_WORDS = 4  # u32 from the expert's id on that the loader brings along
+EXPERT_WORDS = 6  # u32 from the expert's id on that the loader brings along
 ADDR_LIVE_SLOTS = ADDRS_PER_TASK - 2
 ADDR_EXPERT_ID = ADDRS_PER_TASK - 1
 # Of TaskFlags.OWN_ROWS.

@@ -3,13 +3,15 @@
 //
 //   take (TaskSource) -> record copy -> slot_full        up to kSlotCount tasks ahead if static
 //   its stages, in order: wait stage_empty -> bulk copy -> stage_full
-//   an expert's: its decider's counter -> which expert, into the slot -> its stages
+//   an expert's: its decider's counter -> which expert, into the slot -> its stages; then, while
+//   the ring is full, whether its edges are met
 //
 // One lane does it all: a bulk copy takes one thread about 115 ns to issue, a 32 KB stage takes
 // the memory a microsecond. Nothing in here blocks but the ends of rings: a queue that is still
 // empty never holds up the stream of a task already taken.
-// Does not know: edges. Weights depend on nothing, so they are fetched before any edge is met. But
-// a `ready` slot that nobody fills is waited for here alone, so here it times out.
+// Weights depend on nothing, so they are fetched before any edge is met. Edges are the team's, but
+// for a look at those of experts' tasks, which are met long before nearly always.
+// A `ready` slot that nobody fills is waited for here alone, so here it times out.
 #pragma once
 #include "bodies/context.cuh"
 #include "controller.hpp"
@@ -21,12 +23,17 @@ namespace gpurt {
 // A task taken from a shared queue must not lie behind another in one worker's hands while others
 // are idle: one runs, the next one's record and weights are under way.
 constexpr u32 kQueueAhead = 2;
+// Experts' tasks are many to a worker and of one size, and from one's end to the first byte of the
+// task then drawn lie a signal, a draw, a record and the expert's words, in series: 5 us.
+constexpr u32 kDynamicAhead = 4;
 
 struct Loader {
   TaskSource source;
   u32 fetched;   // slots filled
   u32 freed;     // slots given back by the storer
   u32 streamed;  // slots whose weights are all under way
+  u32 chosen;    // slots whose expert is known, if they have one
+  u32 looked;    // slots whose edges are known to be met, or are the team's own business
   u32 left;      // bytes of slot `streamed` still to copy
   bool is_open;  // slot `streamed`'s record was read
   bool is_void;  // its table has no rows: a stage without bytes is due
@@ -39,7 +46,7 @@ struct Loader {
 
   __device__ void start() {
     source.start(gpurt_program, blockIdx.x);
-    fetched = freed = streamed = left = issued = 0;
+    fetched = freed = streamed = chosen = looked = left = issued = 0;
     from = 0;
     stage_bytes = kStageBytes;
     is_open = is_void = false;
@@ -84,9 +91,7 @@ struct Loader {
       from = slot_of(streamed).record.stream_base;
       left = slot_of(streamed).record.stream_bytes;
       stage_bytes = kStageBytes;
-      if ((slot_of(streamed).record.flags & kTaskExpertStream) != 0 &&
-          !choose_expert(slot_of(streamed)))
-        return false;
+      if (is_expert(streamed) && !open_expert(slot_of(streamed))) return false;
       if (left != 0 && has_own_rows(slot_of(streamed).record) && !choose_rows(slot_of(streamed)))
         return false;
       is_open = true;
@@ -112,6 +117,22 @@ struct Loader {
     return true;
   }
 
+  __device__ static bool is_expert(u32 turn) {
+    return (slot_of(turn).record.flags & kTaskExpertStream) != 0;
+  }
+
+  // Where slot `streamed`'s weights lie. False: its decider has not run yet.
+  __device__ bool open_expert(Slot& slot) {
+    if (chosen <= streamed) {
+      if (!choose_expert(slot)) return false;
+      chosen = streamed + 1;
+    }
+    if (slot.chosen[1] == 0) left = 0;
+    from += u64{slot.chosen[0]} * slot.record.param[kParamExpertStride] * 16;
+    stage_bytes = slot.record.param[kParamExpertStage] * 16;
+    return true;
+  }
+
   // Whose weights the task streams. False: its decider has not run yet.
   // The words go into the slot, and the team waits for them there (pass_edges): it need not fetch
   // them again, and no task ends, so that its decider's words may change, before they were read.
@@ -125,14 +146,46 @@ struct Loader {
     u32 word[kExpertWords];
 #pragma unroll
     for (u32 i = 0; i < kExpertWords; ++i) word[i] = load_relaxed(words + i);
-    const bool is_live = record.tile[0] < live;
-    if (!is_live) left = 0;
-    from += u64{word[0]} * record.param[kParamExpertStride] * 16;
-    stage_bytes = record.param[kParamExpertStage] * 16;
     slot.chosen[0] = word[0];
-    slot.chosen[2] = word[2];
-    slot.chosen[3] = word[3];
+#pragma unroll
+    for (u32 i = 2; i < kExpertWords; ++i) slot.chosen[i] = word[i];
+    const bool is_live = record.tile[0] < live;
     st_shared_release_u32(shared_address(&slot.chosen[1]), is_live ? word[1] : 0);
+    return true;
+  }
+
+  // While the ring is full: the experts of further tasks, and whether the edges of the next ones
+  // are met. So the team goes from one to the next without a trip to L2. True: one step was made.
+  __device__ bool look_ahead() {
+    if (!is_open && streamed != fetched) return false;
+    const u32 known = is_open ? streamed + 1 : streamed;
+    if (chosen < known) chosen = known;
+    if (chosen != fetched &&
+        mbarrier_test_wait(shared_address(&shared().slot_full[chosen % kSlotCount]),
+                           slot_parity(chosen)) &&
+        (!is_expert(chosen) || choose_expert(slot_of(chosen)))) {
+      ++chosen;
+      return true;
+    }
+    if (looked <= freed) looked = freed + 1;  // the team looks itself for the one in its hands
+    if (looked >= chosen) return false;
+    Slot& slot = slot_of(looked);
+    if (is_expert(looked) && slot.is_met == 0) {
+      if (!are_edges_met(slot)) return false;
+      st_shared_release_u32(shared_address(&slot.is_met), 1);
+    }
+    ++looked;
+    return true;
+  }
+
+  __device__ static bool are_edges_met(const Slot& slot) {
+    for (u32 i = 0; i < slot.record.wait_count; ++i) {
+      const Wait& wait = slot.record.wait[i];
+      if (is_rank_counter(wait.counter) ||
+          !counter_is_met(counter_address(gpurt_program, wait.counter),
+                          counter_target(wait, slot.round)))
+        return false;
+    }
     return true;
   }
 
@@ -176,7 +229,8 @@ struct Loader {
   }
 
   __device__ u32 slots_ahead() const {
-    return source.policy == kPolicyStatic ? kSlotCount : kQueueAhead;
+    if (source.policy == kPolicyStatic) return kSlotCount;
+    return source.policy == kPolicyDynamic ? kDynamicAhead : kQueueAhead;
   }
 
   // ---- the end ----------------------------------------------------------------------------------
@@ -294,7 +348,7 @@ __device__ __noinline__ void run_loader() {
   Watch watch = {0, 0};
   for (u32 polls = 1; !is_leaving();) {
     const bool fetched = loader.fetch();
-    if (loader.stream() || fetched) continue;
+    if (loader.stream() || fetched || loader.look_ahead()) continue;
     loader.rest();
     if (is_look(polls++) && watch.look(loader)) break;
   }

@@ -49,7 +49,8 @@ GPURT_FN bool pass_gate(u64 step) {
 
 // By the first warp of the team: the gate, then all edges at once, a lane each, so that their round
 // trips overlap. What a `ready` queue gave is met: the loader acquired its push, and the slot's
-// barrier passes that on. Last, that the loader knows a task's expert.
+// barrier passes that on; so does the word that the loader sets for experts' tasks.
+template <bool RANKS>
 GPURT_FN void pass_edges(Slot& slot, bool new_step) {
   const u32 lane = threadIdx.x;
   bool passed = true;
@@ -57,21 +58,31 @@ GPURT_FN void pass_edges(Slot& slot, bool new_step) {
     if (lane == 0) passed = pass_gate(slot.step);
     passed = __shfl_sync(~0u, passed ? 1u : 0u, 0) != 0;
   }
-  if (passed && slot.is_met == 0 && lane < slot.record.wait_count)
-    passed = wait_counter(slot.record.wait[lane], slot.round);
   if (passed && lane == 0 && (slot.record.flags & kTaskExpertStream) != 0)
     passed = wait_chosen(slot);
+  if (passed && lane < slot.record.wait_count &&
+      ld_shared_acquire_u32(shared_address(&slot.is_met)) == 0)
+    passed = wait_counter<RANKS>(slot.record.wait[lane], slot.round);
   if (__any_sync(~0u, !passed) && lane == 0) slot.kind = kSlotSkip;
 }
 
+GPURT_FN bool waits_for_ranks(const TaskRecord& task) {
+  u32 all = 0;
+#pragma unroll
+  for (u32 i = 0; i < kWaitsPerTask; ++i) all |= i < task.wait_count ? task.wait[i].counter : 0;
+  return is_rank_counter(all);
+}
+
 // Takes the next slot up to where its body may run. False: the body must not run.
+// RANKS: it may wait for other ranks, which takes a call.
+template <bool RANKS>
 GPURT_FN bool enter_slot(u32 turn, bool new_step, bool syncs) {
   Slot& slot = slot_of(turn);
   trace_begin(turn);
   const bool streams = (slot.record.flags & kTaskExpertStream) != 0;
   const bool waits = streams || (slot.record.wait_count != 0 && slot.is_met == 0);
   if (!new_step && !waits && !syncs) return true;
-  if ((new_step || waits) && threadIdx.x < 32) pass_edges(slot, new_step);
+  if ((new_step || waits) && threadIdx.x < 32) pass_edges<RANKS>(slot, new_step);
   team_sync();
   trace_met(turn);
   return slot.kind == kSlotTask;
@@ -84,9 +95,9 @@ __device__ __noinline__ TeamState open_slot(TeamState state) {
   if (slot.kind == kSlotLeave) return {state.turn, state.step, state.cursor, kRouteLeave};
   if ((state.cursor & kSkips) != 0) return {state.turn, state.step, state.cursor, kRouteSkip};
   const u32 step = static_cast<u32>(slot.step);
-  if (!enter_slot(state.turn, step != state.step, Bodies::needs_barrier(slot.record)))
+  if (!enter_slot<true>(state.turn, step != state.step, Bodies::needs_barrier(slot.record)))
     return {state.turn, step, state.cursor | kSkips, kRouteSkip};
-  return {state.turn, step, state.cursor, Bodies::route_of(slot.record)};
+  return {state.turn, step, state.cursor, Bodies::route_of(slot)};
 }
 
 // The slot that was opened, then all that follow the same way in the same step.
@@ -94,19 +105,24 @@ template <class Body, u32 WAY>
 __device__ __noinline__ TeamState hot_loop(TeamState state) {
   StageCursor cursor{state.cursor & 0xFF, state.cursor >> 8 & 1};
   u32 half = state.cursor >> 9 & 1, turn = state.turn;
+  typename Body::Carry carry{};  // undefined words would lie in local memory
   for (;;) {
-    Body::template run_hot<WAY>(turn, cursor, half);
+    Body::template run_hot<WAY>(turn, cursor, half, carry);
     trace_end(turn);
     finish_slot(turn);
     ++turn;
     wait_slot(turn);
     // Sums instead of && : the loads go out together, not one after another.
     const Slot& slot = slot_of(turn);
-    const u32 way = Body::way_of(slot.record);
+    const u32 way = Body::kWayIsChosen ? WAY : Body::way_of(slot);
     const bool syncs = Body::needs_barrier(slot.record);
-    const u32 differs = (slot.kind ^ kSlotTask) | (static_cast<u32>(slot.step) ^ state.step) |
+    // What a task carries over to the next must not lie in local memory over a call.
+    const u32 ranks = Body::kWayIsChosen && waits_for_ranks(slot.record) ? 1 : 0;
+    const u32 differs = ranks | (slot.kind ^ kSlotTask) |
+                        (static_cast<u32>(slot.step) ^ state.step) |
                         (slot.record.body ^ Bodies::index_of<Body>()) | (way ^ WAY);
-    if (differs != 0 || !enter_slot(turn, false, syncs)) break;
+    if (differs != 0 || !enter_slot<!Body::kWayIsChosen>(turn, false, syncs)) break;
+    if (Body::kWayIsChosen && Body::way_of(slot) != WAY) break;
   }
   // Its last outputs are still being summed there, and another body's sums may come next.
   if constexpr (Body::kLeavesScratch) team_sync();

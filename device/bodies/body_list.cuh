@@ -2,9 +2,11 @@
 //
 // The generated bodies.gen.cuh names the list; scheduler/persistent.cu documents that file. A body
 // with `kWays` streams weights through the ring, in hot loops of its own, one a way:
-//   u32 way_of(task)                        below kWays, from the record and the step's rows alone
+//   u32 way_of(slot)                        below kWays
+//   kWayIsChosen                            it hangs on the slot's expert, known once it is entered
 //   bool needs_barrier(task)                whether it must follow a team barrier in any case
-//   void run_hot<WAY>(turn, cursor, half)   the task in slot `turn`; moves the cursor past it
+//   void run_hot<WAY>(turn, cursor, half, carry)   that task; moves the cursor past it
+//   Carry                                   what a task may leave to the next one of its loop
 //   kLeavesScratch                          whether the scratch is still read when that returns
 // All others are called from outside the hot loops, each a function of its own, so that its
 // registers and spills stay its own.
@@ -38,9 +40,10 @@ struct BodyList {
     return index;
   }
 
-  GPURT_FN static u32 route_of(const TaskRecord& task) {
+  // Of an entered slot.
+  GPURT_FN static u32 route_of(const Slot& slot) {
     u32 route = kRouteCold;
-    (add_route<Bodies>(task, route), ...);
+    (add_route<Bodies>(slot, route), ...);
     return route;
   }
 
@@ -78,9 +81,9 @@ struct BodyList {
   static_assert((ways<Bodies>() + ... + 0) <= kRouteCold);
 
   template <class Body>
-  GPURT_FN static void add_route(const TaskRecord& task, u32& route) {
+  GPURT_FN static void add_route(const Slot& slot, u32& route) {
     if constexpr (HotBody<Body>) {
-      if (task.body == index_of<Body>()) route = first_route<Body>() + Body::way_of(task);
+      if (slot.record.body == index_of<Body>()) route = first_route<Body>() + Body::way_of(slot);
     }
   }
   template <class Body>

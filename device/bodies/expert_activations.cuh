@@ -78,29 +78,34 @@ template <>
 struct ExpertActivations<2> {
   static constexpr u32 kTiles = 1;
 
-  // rows: the address of the row of pair lane / 16, 0 if there is none.
+  // rows: the address of the row of pair lane / 16, of pair 0 if there is no other.
   GPURT_FN void start(const u64 (&rows)[1]) {
     row = rows[0];
     squares = 0;
   }
 
-  // Zeros where there are no columns: W is padded with zeros there, and what lies behind x may be
-  // anything.
-  GPURT_FN void load(u64 norm, u32 chunk, u32 k) {
-    const u32 column = chunk * 64 + threadIdx.x % 16 * 4;
-    x = weight = make_float4(0, 0, 0, 0);
-    if (row != 0 && column < k) x = *at<const float4>(row + u64{column} * 4);
-    if (norm != 0 && column < k) weight = __ldg(at<const float4>(norm + u64{column} * 4));
+  GPURT_FN void load(u64, u32 chunk, u32 k) { load_from(row, chunk, k); }
+
+  // This lane's. Past L1: the release of a stage waits for loads through it. Beyond the last column
+  // some other one, which convert() makes zero.
+  GPURT_FN void load_from(u64 of_row, u32 chunk, u32 k) {
+    const u32 column = column_of(chunk);
+    x = ld_relaxed_gpu_b128(of_row + (column < k ? column * 4 : 0));
   }
 
-  // Lanes (g, c) get pair g % 2: columns of the product beyond pair 1 belong to nobody.
-  GPURT_FN void convert(u64 norm, u32, u32, ExpertPairs (&pairs)[1]) {
-    float4 v = x;
-    if (norm != 0) {
+  // Lanes (g, c) get pair g % 2: columns of the product beyond pair 1 belong to nobody. The norm's
+  // weights stay in L1: nothing else that a task reads goes there. Zeros where there are no
+  // columns: W is padded with zeros there, and what lies behind x may be anything.
+  GPURT_FN void convert(u64 norm, u32 chunk, u32 k, ExpertPairs (&pairs)[1]) {
+    const u32 column = column_of(chunk);
+    float4 v = make_float4(__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z),
+                           __uint_as_float(x.w));
+    if (norm != 0 && column < k) {
       squares = add_squares(v, squares);
-      scale_granule(v, weight);
+      scale_granule(v, __ldg(at<const float4>(norm + u64{column} * 4)));
     }
-    const u32 low = pack_bf16x2(v.x, v.y), high = pack_bf16x2(v.z, v.w);
+    const u32 low = column < k ? pack_bf16x2(v.x, v.y) : 0;
+    const u32 high = column < k ? pack_bf16x2(v.z, v.w) : 0;
     const u32 from = threadIdx.x / 4 % 2 * 16 + threadIdx.x % 4 * 4;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
@@ -119,8 +124,10 @@ struct ExpertActivations<2> {
   }
 
  private:
+  GPURT_FN static u32 column_of(u32 chunk) { return chunk * 64 + threadIdx.x % 16 * 4; }
+
   u64 row;
-  float4 x, weight;  // under way from load() to convert()
+  uint4 x;  // under way from load() to convert()
   f32 squares;
 };
 

@@ -6,7 +6,7 @@
 // of one mma.
 //
 //   round     16 units, one a virtual warp: v of 16 has K group v / (16/G), row group v % (16/G)
-//   stage     as many rounds as fit 32 KB: 3 of nvfp4 (27 KB, codes and scales), 1 of bf16
+//   stage     as many rounds as fit 36 KB: 4 of nvfp4 (codes and scales), 1 of bf16
 //   chunk q   of K group g: columns 64 (q G + g) .. +63; T rounds of it follow one another, row
 //   tile
 //             i in the i-th: activations, once converted, serve all T
@@ -46,19 +46,30 @@ struct expert_matvec {
   static constexpr u32 kPasses = kTeamWarps == 1 ? 4 : 2;
   static_assert(kPasses * sizeof(Pass) <= kScratchBytes);
 
-  static constexpr u32 kWays = 2;  // nvfp4, all others
+  // Of the next task, what it multiplies first, under way before this one ends.
+  struct Carry {
+    ExpertActivations<2> x;
+    bool is_loaded = false;
+  };
+
+  // 0: bf16. 1, 2: nvfp4 of few users, or of more. A team of 1 has one way for both.
+  static constexpr u32 kWays = 3;
+  static constexpr bool kWayIsChosen = true;
   static constexpr bool kLeavesScratch = true;
-  GPURT_FN static u32 way_of(const TaskRecord& task) {
-    return task.param[kWDtype] == kNvfp4 ? 1 : 0;
+  GPURT_FN static u32 way_of(const Slot& slot) {
+    if (slot.record.param[kWDtype] != kNvfp4) return 0;
+    return kTeamWarps == 1 || is_few(slot, slot.chosen[RoutesLayout::kCount]) ? 1 : 2;
   }
   GPURT_FN static bool needs_barrier(const TaskRecord&) { return true; }
 
   template <u32 WAY>
-  GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32&) {
-    if constexpr (WAY == 1) {
-      run_unit<Nvfp4Unit>(turn, cursor);
-    } else {
+  GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32&, Carry& carry) {
+    if constexpr (WAY == 0) {
       run_unit<Bf16Unit>(turn, cursor);
+    } else if constexpr (kTeamWarps != 1 && WAY == 1) {
+      run_few(turn, cursor, carry);
+    } else {
+      run_unit<Nvfp4Unit>(turn, cursor);
     }
   }
 
@@ -81,7 +92,7 @@ struct expert_matvec {
 #pragma unroll 1
       for (u32 first = 0; first < count; first += 8) run_single<Unit>(turn, first);
     } else {
-      if (count <= 2) {
+      if (Unit::kIsWide && count <= 2) {
         run_team<Unit, 2>(turn, cursor);
       } else {
         cursor = count <= 8 ? run_many<Unit, 8>(turn, cursor) : run_many<Unit, 16>(turn, cursor);
@@ -111,16 +122,16 @@ struct expert_matvec {
     } else {
       users.expert = slot.chosen[RoutesLayout::kExpert];
       users.count = slot.chosen[RoutesLayout::kCount];
-      users.row = slot.chosen[RoutesLayout::kUsers];
-      users.pair = slot.chosen[RoutesLayout::kUsers + 1];
+      users.row = slot.chosen[RoutesLayout::kUsers + 2 * (lane % 2)];
+      users.pair = slot.chosen[RoutesLayout::kUsers + 2 * (lane % 2) + 1];
     }
-    if (lane < users.count && (kTeamWarps == 1 || lane != 0)) {
+    if (lane < users.count && (kTeamWarps == 1 || lane >= 2)) {
       users.row = words[RoutesLayout::kUsers + 2 * lane];
       users.pair = words[RoutesLayout::kUsers + 2 * lane + 1];
     }
     return users;
   }
-  static_assert(RoutesLayout::kUsers + 2 == kExpertWords);
+  static_assert(RoutesLayout::kUsers + 4 == kExpertWords);
 
   // ---- a virtual warp's part
   // ----------------------------------------------------------------------
@@ -128,7 +139,7 @@ struct expert_matvec {
   template <class Unit>
   struct Ring {
     static constexpr u32 kRoundBytes = kVirtual * Unit::kBytes;
-    static constexpr u32 kRounds = kStageBytes / kRoundBytes;
+    static constexpr u32 kRounds = kStageRoom / kRoundBytes;
     static_assert(kRounds > 0);
     StageCursor cursor;
     u32 turn;
@@ -214,7 +225,8 @@ struct expert_matvec {
     u64 rows[ExpertActivations<PAIRS>::kTiles];
 #pragma unroll
     for (u32 t = 0; t < ExpertActivations<PAIRS>::kTiles; ++t) {
-      const u32 user = PAIRS == 2 ? lane / 16 : first + t * 8 + lane / 4;
+      u32 user = PAIRS == 2 ? lane / 16 : first + t * 8 + lane / 4;
+      if (PAIRS == 2 && user >= users.count) user = 0;
       const u32 row = __shfl_sync(~0u, mine, user);
       const u64 at = task.addr[kArgX] + u64{row} * task.param[kK] * 4;
       rows[t] = user < users.count ? at : 0;
@@ -273,6 +285,97 @@ struct expert_matvec {
         finish(task, users, pass, t * 8 + p * kPassPairs, scales);
         if (PAIRS == 2 || p == 3) break;
       }
+    }
+  }
+
+  // ---- the same for up to two users of nvfp4, four row tiles a virtual warp: a chunk is a stage
+  // -------------------------------------
+  static constexpr u32 kFewBytes = kTilesMax * kVirtual * Nvfp4Unit::kBytes;
+
+  // A plan without nvfp4 may have a smaller ring.
+  GPURT_FN static bool is_few(const Slot& slot, u32 count) {
+    return kTeamWarps != 1 && kFewBytes <= kStageRoom && count - 1 < 2 &&
+           warp_tiles(slot.record) == kTilesMax;
+  }
+
+  GPURT_FN static void run_few(u32 turn, StageCursor& cursor, Carry& carry) {
+    const Slot& slot = slot_of(turn);
+    const TaskRecord& task = slot.record;
+    const u32 v = threadIdx.x / 32, log2 = groups_log2(task);
+    const Scales scales = scales_of(task, slot.chosen[RoutesLayout::kExpert], Nvfp4Unit::kFactor);
+    ExpertActivations<2>& x = carry.x;
+    x.start({few_row(slot)});
+    const u32 end = rounds_of(task) << log2;
+    u32 chunk = v >> (4 - log2);
+    if (!carry.is_loaded) x.load(0, chunk, task.param[kK]);
+    f32 sum[kTilesMax][4] = {};
+#pragma unroll 1
+    while (chunk < end) {
+      ExpertPairs pairs[1];
+      x.convert(task.addr[kArgNorm], chunk, task.param[kK], pairs);
+      chunk += 1u << log2;
+      if (chunk < end) {
+        x.load(0, chunk, task.param[kK]);
+      } else {
+        carry.is_loaded = load_next(turn, x);
+      }
+      multiply_stage(turn, cursor, pairs[0], sum);
+    }
+    const f32 squares = task.addr[kArgNorm] != 0 ? x.sum_squares(0) : 0;
+    Pass& pass = reinterpret_cast<Pass*>(shared().scratch)[0];
+    park(task, pass, v, 0, sum, squares);
+    team_sync();
+    finish(task, users_of(turn), pass, 0, scales);
+  }
+
+  // The address of the row of user lane / 16, of user 0 if there is no other.
+  GPURT_FN static u64 few_row(const Slot& slot) {
+    const TaskRecord& task = slot.record;
+    const u32 user =
+        threadIdx.x % 32 / 16 < slot.chosen[RoutesLayout::kCount] ? threadIdx.x % 32 / 16 : 0;
+    const u32 word = RoutesLayout::kUsers + 2 * user + (task.param[kXPerPair] != 0 ? 1 : 0);
+    return task.addr[kArgX] + u64{slot.chosen[word]} * task.param[kK] * 4;
+  }
+
+  // Whether the task behind `turn` comes here too and its edges are met: then its first chunk is
+  // under way.
+  GPURT_FN static bool load_next(u32 turn, ExpertActivations<2>& x) {
+    const Slot& slot = slot_of(turn + 1);
+    const TaskRecord& task = slot.record;
+    const u32 full = shared_address(&shared().slot_full[(turn + 1) % kSlotCount]);
+    if (__any_sync(~0u, !mbarrier_test_wait(full, slot_parity(turn + 1)))) return false;
+    const u32 count = ld_shared_acquire_u32(shared_address(&slot.chosen[RoutesLayout::kCount]));
+    const u32 is_met = ld_shared_acquire_u32(shared_address(&slot.is_met));
+    const bool fits = is_met != 0 && count - 1 < 2 && slot.kind == kSlotTask &&
+                      slot.step == slot_of(turn).step && task.body == slot_of(turn).record.body &&
+                      way_of(slot) == 1;
+    if (__any_sync(~0u, !fits)) return false;
+    const u32 chunk = threadIdx.x / 32 >> (4 - groups_log2(task));
+    x.load_from(few_row(slot), chunk, task.param[kK]);
+    return true;
+  }
+
+  GPURT_FN static void multiply_stage(u32 turn, StageCursor& cursor, const ExpertPairs& pairs,
+                                      f32 (&sum)[kTilesMax][4]) {
+    const u32 stall = wait_stage(cursor);
+    if (stall != 0) trace_stall(turn, stall);
+    Nvfp4Unit::Place place;
+    place.start(shared_address(shared().ring[cursor.stage]) + threadIdx.x / 32 * Nvfp4Unit::kBytes,
+                threadIdx.x % 32);
+    Nvfp4Unit unit[2];
+    unit[0].load(place);
+#pragma unroll
+    for (u32 i = 0; i < kTilesMax; ++i) {
+      if (i + 1 < kTilesMax) {
+        place.advance(kFewBytes / kTilesMax);
+        unit[(i + 1) % 2].load(place);
+      } else {
+        release_stage(cursor);
+        cursor.advance();
+      }
+#pragma unroll
+      for (u32 j = 0; j < 4; ++j)
+        mma_m16n8k16_bf16(sum[i], unit[i % 2].operand(j), pairs[2 * j], pairs[2 * j + 1]);
     }
   }
 

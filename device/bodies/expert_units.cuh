@@ -18,6 +18,7 @@ using ExpertPairs = u32[8];
 
 struct Bf16Unit {
   static constexpr u32 kBytes = 2048;
+  static constexpr bool kIsWide = true;
   static constexpr f32 kFactor = 1;  // of the sums
   uint4 a[4];
 
@@ -45,6 +46,7 @@ struct Bf16Unit {
 // product, one rounding that never rounds, is the element times 2^-8: at most six significant bits.
 struct Nvfp4Unit {
   static constexpr u32 kBytes = 576;
+  static constexpr bool kIsWide = false;  // its task of few users has a loop of its own
   static constexpr u32 kScaleBytes = 64;
   static constexpr f32 kFactor = 256;
   uint4 codes;

@@ -224,6 +224,8 @@ struct matvec : MatvecTask {
   // own, with the registers it needs.
   static constexpr u32 kWays = kTeamWarps == 1 ? 2 : 6;
   static constexpr bool kLeavesScratch = false;
+  static constexpr bool kWayIsChosen = false;
+  struct Carry {};
 
   // Whether a task without counter edges must follow a team barrier: an ordinary input may be what
   // this team wrote in the task before (an order edge). Payload inputs tell by themselves.
@@ -233,7 +235,8 @@ struct matvec : MatvecTask {
            (task.addr[kArgResidual] != 0 && (ordinary & kResidualPayload) != 0);
   }
 
-  GPURT_FN static u32 way_of(const TaskRecord& task) {
+  GPURT_FN static u32 way_of(const Slot& slot) {
+    const TaskRecord& task = slot.record;
     const u32 is_bf16 = task.param[kXDtype] == kBf16 ? 1 : 0;
     if constexpr (kTeamWarps == 1) return is_bf16;
     const u32 rows = MatvecStep::most(task, task.param[kSampled] != 0);
@@ -241,7 +244,7 @@ struct matvec : MatvecTask {
   }
 
   template <u32 WAY>
-  GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32& half) {
+  GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32& half, Carry&) {
     constexpr u32 x = WAY % 2 == 1 ? kBf16 : kF32;
     if constexpr (kOwnRows) {
       if (MatvecStep::is_void(slot_of(turn).record)) return MatvecStep::pass_void(cursor);

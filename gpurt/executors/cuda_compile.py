@@ -111,12 +111,14 @@ def generate_header(plan: Plan, users: Mapping[str, Body]) -> tuple[str, list[st
         raise GraphError(f"{msg} - it has {list(BUILT_IN)} and bodies with a CUDA struct")
     built_in = [name for name in BUILT_IN if name in used and name not in users]
     own = sorted(used & set(users))
+    room = stage_room(plan)
     lines = [
         "#pragma once",
         '#include "types.hpp"',
         "namespace gpurt {",
         f"constexpr u32 kTeamWarps = {target.team_warps};",
-        f"constexpr u32 kStageCount = {stage_count(target)};",
+        f"constexpr u32 kStageRoom = {room};",
+        f"constexpr u32 kStageCount = {stage_count(target, room)};",
         "}  // namespace gpurt",
         *_features(plan),
         '#include "bodies/body_list.cuh"',
@@ -131,12 +133,18 @@ def generate_header(plan: Plan, users: Mapping[str, Body]) -> tuple[str, list[st
     return "\n".join(lines), [*built_in, *own]
 
 
-def stage_count(target: Target) -> int:
+def stage_room(plan: Plan) -> int:
+    """Bytes of a stage of the weight ring."""
+    experts = (t.expert.stage_bytes for t in plan.tasks if t.expert is not None)
+    return max((STAGE_BYTES, *experts))
+
+
+def stage_count(target: Target, room: int = STAGE_BYTES) -> int:
     """Stages of the weight ring that fit. Raises: DeviceError below two."""
     fixed = SCRATCH_BYTES[target.team_warps] + SLOT_BYTES
-    count = min(STAGES_MAX, (target.smem_bytes - fixed) // STAGE_BYTES)
+    count = min(STAGES_MAX, (target.smem_bytes - fixed) // room)
     if count < 2:
-        need = fixed + 2 * STAGE_BYTES
+        need = fixed + 2 * room
         msg = f"a block needs {need:,} bytes of shared memory, the target has {target.smem_bytes:,}"
         raise DeviceError(f"{msg} - at the plan's target - use a larger GPU")
     return count

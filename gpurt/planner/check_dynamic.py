@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from gpurt.body import STAGE_BYTES
+from gpurt.body import STAGE_ROOM_BYTES
 from gpurt.plan import (
     ADDRS_PER_TASK,
     PARAMS_PER_TASK,
@@ -201,9 +201,9 @@ def _check_expert(plan: Plan, index: int, expert: PlanExpert, decider: int) -> N
     if end > weights.size_bytes:
         msg = f"streams up to byte {end} of {weights.name} for its last expert, it has"
         raise fail(plan, index, f"{msg} {weights.size_bytes}")
-    if expert.stage_bytes % EXPERT_STRIDE_UNIT or not 0 < expert.stage_bytes <= STAGE_BYTES:
+    if expert.stage_bytes % EXPERT_STRIDE_UNIT or not 0 < expert.stage_bytes <= STAGE_ROOM_BYTES:
         msg = f"has stages of {expert.stage_bytes} bytes: no multiple of {EXPERT_STRIDE_UNIT}"
-        raise fail(plan, index, f"{msg} up to {STAGE_BYTES}")
+        raise fail(plan, index, f"{msg} up to {STAGE_ROOM_BYTES}")
     for what, count, limit in (
         ("buffers", len(task.addr), _EXPERT_ADDRS),
         ("parameters", len(task.params), _EXPERT_PARAMS),

@@ -13,7 +13,7 @@ size. A tile is what one task streams:
     nvfp4  64 bytes: for each lane the scale of row g, then of row g + 8
            then for each lane 16 bytes: codes of row g, columns 0-7 and 8-15; of row g + 8 the same
 
-A stage of the ring holds as many such sixteens as fit: three of nvfp4, codes and scales together,
+A stage of the ring holds as many such sixteens as fit: four of nvfp4, codes and scales together,
 or one of bf16; one bulk copy each.
 
 nvfp4 is re-coded, exactly. A scale becomes five bits of exponent (bias 9) and three of mantissa, so
@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt import _native
-from gpurt.body import STAGE_BYTES
+from gpurt.body import STAGE_ROOM_BYTES
 from gpurt.buffer import DType
 from gpurt.errors import PlanError
 from gpurt.graphs.ops.packing import (
@@ -110,7 +110,7 @@ EXPERT_CUTS = tuple(ExpertCut(groups, tiles) for groups in K_GROUPS for tiles in
 def stage_bytes(dtype: str) -> int:
     """Bytes of weights stored as `dtype` in a whole stage of the ring: whole sixteens of units."""
     sixteen = VIRTUAL_WARPS * unit_bytes(dtype)
-    return STAGE_BYTES // sixteen * sixteen
+    return STAGE_ROOM_BYTES // sixteen * sixteen
 
 
 def nvfp4_units(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:

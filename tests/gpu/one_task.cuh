@@ -24,7 +24,7 @@ GPURT_FN void start_one(const TaskRecord& task) {
     mbarrier_init(shared_address(&memory.stage_full[i]), 1);
     mbarrier_init(shared_address(&memory.stage_empty[i]), kTeamWarps);
   }
-  mbarrier_init(shared_address(&memory.slot_full[0]), 1);
+  for (u32 i = 0; i < kSlotCount; ++i) mbarrier_init(shared_address(&memory.slot_full[i]), 1);
   fence_mbarrier_init();
   mbarrier_arrive(shared_address(&memory.slot_full[0]));
 }
@@ -34,17 +34,18 @@ struct OneHot {
   u32 half;
   template <class Body, u32 WAY>
   GPURT_FN void run() {
-    Body::template run_hot<WAY>(0, cursor, half);
+    typename Body::Carry carry{};
+    Body::template run_hot<WAY>(0, cursor, half, carry);
   }
 };
 
 // The team.
 GPURT_FN void run_one() {
   const TaskRecord& task = slot_of(0).record;
-  const u32 route = Bodies::route_of(task);
+  if (threadIdx.x == 0 && (task.flags & kTaskExpertStream) != 0) wait_chosen(slot_of(0));
+  team_sync();
+  const u32 route = Bodies::route_of(slot_of(0));
   if (route < kRouteCold) {
-    if (threadIdx.x == 0 && (task.flags & kTaskExpertStream) != 0) wait_chosen(slot_of(0));
-    team_sync();
     OneHot hot{{0, 0}, 0};
     Bodies::dispatch(route, hot);
   } else {

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt import wire
+from gpurt.body import STAGE_ROOM_BYTES
 from gpurt.executors.cuda_compile import GENERATED, compile_source
 from gpurt.executors.cuda_driver import Device, Kernel
 from gpurt.executors.program import param_bits
@@ -197,7 +198,8 @@ def header(body: str, struct: str, team_warps: int, features: Sequence[str] = ()
         [
             "#pragma once",
             '#include "types.hpp"',
-            f"namespace gpurt {{ constexpr u32 kTeamWarps = {team_warps}, kStageCount = 2; }}",
+            f"namespace gpurt {{ constexpr u32 kTeamWarps = {team_warps}, kStageCount = 2,"
+            f" kStageRoom = {STAGE_ROOM_BYTES}; }}",
             *(f"#define {name} 1" for name in features),
             '#include "bodies/body_list.cuh"',
             f'#include "bodies/{body}.cuh"',

@@ -194,7 +194,7 @@ def test_tiles_cover_every_slot_and_stream_an_experts_bytes_one_after_another(
         assert (stream.offset_bytes, stream.size_bytes) == (at, kilobytes << 10)
         assert stream.stride_bytes == cut.expert_bytes(n, k, dtype)
         assert stream.expert_id_bytes == 4 * layout.slot(slot)
-        assert stream.stage_bytes == (27648 if dtype == "nvfp4" else 32768)
+        assert stream.stage_bytes == (36864 if dtype == "nvfp4" else 32768)
         at += stream.size_bytes
     assert len(tiles) == layout.slots * n // rows
     assert EXPERT_MATVEC.packing is not None
@@ -229,4 +229,4 @@ def test_a_plan_for_cuda_states_the_packed_bytes() -> None:
     assert up.size_bytes == experts * cut.expert_bytes(n, k, "nvfp4")
     streams = [t for t in made.tasks if t.expert is not None and t.stream is not None]
     assert streams
-    assert {t.expert.stage_bytes for t in streams if t.expert is not None} == {27648, 32768}
+    assert {t.expert.stage_bytes for t in streams if t.expert is not None} == {36864, 32768}

@@ -150,7 +150,7 @@ def streaming(stride=64, experts=4, size=48, id_bytes=4, stage=32):
         ]
 
     graph = Graph("g")
-    routes = graph.activation("routes", [8], "u32")
+    routes = graph.activation("routes", [10], "u32")
     source = np.zeros([experts, 16], np.float32)
     x, w = graph.weight("x", source.shape, "f32", source), graph.activation("w", [3, 2], "f32")
     logits = graph.input("logits", [4], "f32")
@@ -179,7 +179,7 @@ def test_expert_streams_wait_for_their_decider_under_every_policy(policy, tmp_pa
         ({"stride": 32}, r"has experts of 48 bytes every 32: no multiple of 16, or they overlap"),
         ({"stride": 72}, r"has experts of 48 bytes every 72: no multiple of 16"),
         ({"stride": 80}, r"streams up to byte 288 of x for its last expert, it has 256"),
-        ({"stage": 32784}, r"has stages of 32784 bytes: no multiple of 16 up to 32768"),
+        ({"stage": 36880}, r"has stages of 36880 bytes: no multiple of 16 up to 36864"),
         ({"stage": 24}, r"has stages of 24 bytes"),
         ({"id_bytes": 16}, r"finds its expert at byte 32 of buffer 0"),
     ],
@@ -193,7 +193,7 @@ def test_expert_stream_without_a_decider_is_rejected():
     graph = streaming()
     routes = graph.buffers[0]
     graph.operators[0] = replace(graph.operators[0], writes=(routes[0:4],))
-    graph.operators.insert(1, replace(graph.operators[0], index=1, writes=(routes[4:8],)))
+    graph.operators.insert(1, replace(graph.operators[0], index=1, writes=(routes[4:10],)))
     graph.operators[2] = replace(graph.operators[2], index=2)
     with pytest.raises(GraphError, match=r"streams an expert's weights, but no one task writes"):
         plan(graph, HOST)

@@ -12,6 +12,7 @@ namespace gpurt {
 
 struct combine {
   static constexpr u32 kTopMax = 32;
+  static constexpr u32 kAtOnce = 4;
 
   struct Scratch {
     RowNorm::Partial partial[kTopMax];
@@ -40,6 +41,32 @@ struct combine {
     return gain == nullptr ? v : mul4(v, read4(gain, i));
   }
 
+  // Squares of up to kAtOnce of `left` pairs, in RowNorm's order: their loads are under way at
+  // once, where pair by pair each made a trip to L2 of its own.
+  GPURT_FN static void sum_some(RowNorm::Partial* partial, u32 left, u32 width,
+                                const BodyContext& context, const f32* d, const f32* gain) {
+    const u32 lane = context.thread % 32;
+#pragma unroll 1
+    for (u32 v = context.thread / 32; v < RowNorm::kVirtual; v += context.team_threads / 32) {
+      f32 sum[kAtOnce] = {};
+#pragma unroll 2
+      for (u32 i = v * 32 + lane; i < width / 4; i += RowNorm::kVirtual * 32) {
+        float4 x[kAtOnce];
+#pragma unroll
+        for (u32 j = 0; j < kAtOnce; ++j) x[j] = read4(d + u64(j < left ? j : 0) * width, i);
+        const float4 g = read4(gain, i);
+#pragma unroll
+        for (u32 j = 0; j < kAtOnce; ++j) sum[j] = RowNorm::add4(mul4(x[j], g), sum[j]);
+      }
+#pragma unroll
+      for (u32 j = 0; j < kAtOnce; ++j) {
+#pragma unroll
+        for (u32 step = 16; step > 0; step /= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], step);
+        if (lane == 0 && j < left) partial[j][v] = sum[j];
+      }
+    }
+  }
+
   // Each pair's weight, times the scale of its norm. The first barrier ends the reading of the
   // factors of the row before, the second one makes these ready.
   GPURT_FN static void weigh(const TaskRecord& task, const BodyContext& context, u32 row,
@@ -48,11 +75,8 @@ struct combine {
     const u32 width = task.param[0], top_k = task.param[1];
     const f32* gain = arg<const f32>(task, 2);
 #pragma unroll 1
-    for (u32 t = 0; gain != nullptr && t < top_k; ++t) {
-      const f32* pair = d + u64(t) * width;
-      RowNorm::sum(scratch.partial[t], width / 4, context,
-                   [&](u32 i, f32 sum) { return RowNorm::add4(gained(pair, gain, i), sum); });
-    }
+    for (u32 t = 0; gain != nullptr && t < top_k; t += kAtOnce)
+      sum_some(scratch.partial + t, top_k - t, width, context, d + u64(t) * width, gain);
     context.sync();
     if (context.thread < top_k) {
       const RoutesLayout layout{context.step->rows_capacity, task.param[3], top_k};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,14 +49,19 @@ def bench(
         return
     if out is not None and out.exists():
         read_records(out)  # refused before an hour is spent
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
     with ProgressBars() as bars:
         report = run_cases(
             chosen,
             {"host": lambda: host_machine(workers), "cuda": cuda_machine},
             bars,
-            lambda line: typer.echo(line, err=True),
+            say,
             _settings(policy, edges),
             None if out is None else lambda record: append_records(out, [record]),
+            None if sys.stderr.isatty() else say,  # a terminal has bars
         )
     if not as_json:
         console = Console()

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from gpurt.bench.machine import Kind, Machine, UnavailableError
+from gpurt.bench.phases import Phases
 from gpurt.graph import Graph
 from gpurt.progress import Progress
 
@@ -119,9 +120,14 @@ def ratio(unit: str, ours: float, other: float) -> float:
 
 
 def measure_case(
-    case: Case, machine: Machine, progress: Progress, settings: dict[str, Any] | None = None
+    case: Case,
+    machine: Machine,
+    progress: Progress,
+    settings: dict[str, Any] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Record:
-    """Open all sides, measure, close. settings: of the Runtime, over the case's own.
+    """Open all sides, measure, close. settings: of the Runtime, over the case's own. tell: called
+    with one line at the begin of every phase.
 
     Raises: UnavailableError if our side cannot run here; what our side raises.
     """
@@ -130,23 +136,26 @@ def measure_case(
     workload = case.make(False)
     workload.settings.update(settings or {})
     notes: list[str] = []
+    phases = Phases(case.name, progress, tell)
     sides: dict[str, Side] = {}
     figures: dict[str, float] = {}
     try:
-        ours = case.ours(machine, workload, progress)
+        ours = case.ours(machine, workload, phases)
         sides["ours"] = ours
         if not case.beside:
-            figures |= _in_turn(sides, case, progress, notes)
+            figures |= _in_turn(sides, case, phases, notes)
             _close(sides)
         for name, opens in case.peers.items():
+            phases(f"opening {name}", 0, 1)
             try:
                 sides[name] = opens(machine, workload)
             except UnavailableError as error:
                 notes.append(f"{name}: {error}")
-        figures |= _in_turn(sides, case, progress, notes)
-        notes.append(ours.note())
+        if sides:
+            figures |= _in_turn(sides, case, phases, notes)
     finally:
         _close(sides)
+    notes.append(phases.note())
     return _record(case, machine, workload, figures, notes)
 
 
@@ -154,10 +163,12 @@ def measure_case(
 def _in_turn(
     sides: dict[str, Side], case: Case, progress: Progress, notes: list[str]
 ) -> dict[str, float]:
-    """The median of every side. A peer that fails is noted and left out; ours is not."""
+    """The median of every side, and what ours has to say while it is open. A peer that fails is
+    noted and left out; ours is not.
+    """
     figures: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(case.rounds):
-        progress(case.name, turn, case.rounds)
+        progress("measuring", turn, case.rounds)
         for name, side in list(sides.items()):
             try:
                 figures[name].append(side.measure())
@@ -168,10 +179,12 @@ def _in_turn(
                 notes.append(f"{name} failed: {_line(error)}")
                 figures.pop(name)
                 sides.pop(name).close()
-    progress(case.name, case.rounds, case.rounds)
-    for name, values in figures.items():
-        if name == "ours" and len(values) > 1:
+    progress("measuring", case.rounds, case.rounds)
+    if "ours" in sides:
+        values = figures["ours"]
+        if len(values) > 1:
             notes.append(f"ours {min(values):.4g} to {max(values):.4g} in {len(values)} rounds")
+        notes.append(sides["ours"].note())
     return {name: statistics.median(values) for name, values in figures.items() if values}
 
 

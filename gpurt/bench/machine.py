@@ -106,9 +106,9 @@ def read_bandwidth(threads: int, size_bytes: int = _HOST_BYTES) -> float:
 
 def copy_bandwidth() -> float:
     """Bytes a second, read and written, of copies within device memory; the best of some rounds."""
-    from gpurt.executors.cuda_driver import Device, bindings, check
+    from gpurt.executors.cuda_driver import Device
 
-    device, driver = Device.open(0), bindings()
+    device = Device.open(0)
     with device.current():
         blocks = [device.allocate(_COPY_BYTES, "a copy's side") for _ in range(2)]
         stream, best = device.stream(), 0.0
@@ -118,8 +118,7 @@ def copy_bandwidth() -> float:
         for _ in range(_COPY_ROUNDS):
             began = time.perf_counter()
             for _ in range(_COPIES):
-                result = driver.cuMemcpyDtoDAsync(blocks[1], blocks[0], _COPY_BYTES, stream)
-                check(result, "cuMemcpyDtoDAsync")
+                device.copy_within(blocks[1], blocks[0], _COPY_BYTES, stream)
             device.wait(stream)
             best = max(best, 2 * _COPIES * _COPY_BYTES / (time.perf_counter() - began))
         for block in blocks:

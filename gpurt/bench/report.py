@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,19 +48,26 @@ def run_cases(
     tell: Callable[[str], None],
     settings: dict[str, Any] | None = None,
     keep: Callable[[Record], None] | None = None,
+    tell_phase: Callable[[str], None] | None = None,
 ) -> Report:
     """Measure every case that can run here. openers: how a kind of device is opened, once.
 
     tell: called with one line a case that did not run, as it happens. settings: of the Runtime, for
     every case. keep: called with each record as soon as it is there, so that a process that is
-    killed loses no more than the case that runs. Ctrl-C ends that case and the run.
+    killed loses no more than the case that runs. tell_phase: called with one line at the begin of
+    every phase of a case. Ctrl-C ends that case and the run.
     """
     report = Report()
     machines: dict[str, Machine | str] = {}
     try:
         for case in cases:
-            if _run_one(case, openers, machines, report, progress, tell, settings) and keep:
-                keep(report.records[-1])
+            with _telling(case, report, tell):
+                machine = _machine(case, openers, machines)
+                report.machines[case.kind] = machine.as_dict()
+                record = measure_case(case, machine, progress, settings, tell_phase)
+                report.records.append(record)
+                if keep:
+                    keep(record)
     except KeyboardInterrupt:
         report.interrupted = True
         tell(f"interrupted: {len(report.records)} of {len(cases)} cases were measured")
@@ -121,29 +129,17 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 # ---- helpers ---------------------------------------------------------------------------------
-def _run_one(
-    case: Case,
-    openers: dict[str, Opener],
-    machines: dict[str, Machine | str],
-    report: Report,
-    progress: Progress,
-    tell: Callable[[str], None],
-    settings: dict[str, Any] | None,
-) -> bool:
-    """Whether it was measured."""
+@contextmanager
+def _telling(case: Case, report: Report, tell: Callable[[str], None]) -> Iterator[None]:
+    """A case that cannot run, or fails, is told and does not end the run."""
     try:
-        machine = _machine(case, openers, machines)
-        report.machines[case.kind] = machine.as_dict()
-        report.records.append(measure_case(case, machine, progress, settings))
+        yield
     except UnavailableError as error:
         report.skipped[case.name] = str(error)
         tell(f"{case.name}: not run: {error}")
     except GpurtError as error:
         report.failed[case.name] = str(error)
         tell(f"{case.name}: FAILED: {error}")
-    else:
-        return True
-    return False
 
 
 def _machine(case: Case, openers: dict[str, Opener], machines: dict[str, Machine | str]) -> Machine:

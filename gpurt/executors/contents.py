@@ -65,6 +65,7 @@ class PackedContents:
     """The packed content of a plan's buffers, one after another. Buffers that share one source and
     one packing are read and packed once, and their bytes kept until the last of them was taken.
     With a file of packed weights, weights that a function makes come from it, or go into it.
+    Where copies are cheap, `first` says which buffer to copy instead.
     """
 
     def __init__(
@@ -78,6 +79,18 @@ class PackedContents:
         self.mapped: set[str] = set()  # taken from the file, where they lie
         self._left = Counter(self._key(p) for p in planned)
         self._kept: dict[tuple[int, str, int], NDArray[np.uint8]] = {}
+        self._taken: dict[tuple[int, str, int], PlanBuffer] = {}
+
+    def first(self, planned: PlanBuffer) -> PlanBuffer | None:
+        """A buffer that was taken before and has the same bytes, to be copied instead of taking
+        this one. None: take it.
+        """
+        key = self._key(planned)
+        taken = None if self._file is not None else self._taken.get(key)
+        if taken is not None:
+            self._left[key] -= 1
+            self._kept.pop(key, None)  # whoever copies one, copies all
+        return taken
 
     def take(self, planned: PlanBuffer) -> NDArray[np.uint8] | None:
         """The bytes of one buffer; None without a source. Raises: as `source_array`."""
@@ -89,6 +102,7 @@ class PackedContents:
             return found
         key = self._key(planned)
         self._left[key] -= 1
+        self._taken[key] = planned
         data = self._kept.pop(key, None)
         if data is None:
             array = source_array(buffer)

@@ -351,13 +351,17 @@ class CudaExecutor:
         packed = contents_of(plan, graph)
         for planned in filled:
             progress("packing and uploading weights", done, total)
-            data = packed.take(planned)
-            if data is not None:
-                address = self._addresses[plan.buffer_index(planned.name)]
+            address = self._addresses[plan.buffer_index(planned.name)]
+            if (first := packed.first(planned)) is not None:
+                source = self._addresses[plan.buffer_index(first.name)]
+                device.copy_within(address, source, planned.size_bytes, self._copies)
+            elif (data := packed.take(planned)) is not None:
                 device.upload(address, data, self._staging, self._copies)
             done += planned.size_bytes
         packed.close()
+        device.wait(self._copies)
         progress("packing and uploading weights", total, total)
+        progress("uploading the plan", 0, 1)
         constants = program.constants(plan, self._code.bodies, self._addresses)
         for name, array in constants.items():
             address = self._take(array.nbytes, f"{plan.name}: {name}")

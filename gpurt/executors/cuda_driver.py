@@ -216,6 +216,11 @@ class Device:
         )
         check(result, "cuMemcpyHtoDAsync")
 
+    def copy_within(self, pointer: int, source: int, size_bytes: int, stream: Any) -> None:
+        """Copy device memory to device memory, in stream order."""
+        result = self._driver.cuMemcpyDtoDAsync(pointer, source, size_bytes, stream)
+        check(result, "cuMemcpyDtoDAsync")
+
     def destroy(self, stream: Any) -> None:
         """Give a stream back."""
         self._driver.cuStreamDestroy(stream)

@@ -149,6 +149,11 @@ class EmulatedDevice:
         stream.wait()
         ctypes.memmove(pointer, pinned.ctypes.data, size_bytes)
 
+    def copy_within(self, pointer: int, source: int, size_bytes: int, stream: Stream) -> None:
+        """Copy memory to memory."""
+        stream.wait()
+        ctypes.memmove(pointer, source, size_bytes)
+
     def fill(self, pointer: int, byte: int, size_bytes: int, stream: Stream) -> None:
         """Fill memory."""
         stream.wait()

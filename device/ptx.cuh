@@ -207,6 +207,12 @@ GPURT_FN void mma_m16n8k16_bf16(f32 (&d)[4], const uint4& a, u32 b0, u32 b1) {
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
+// Transposes an 8 x 8 matrix of 16-bit elements; lane (g, c) holds 2c and 2c + 1 of row g.
+GPURT_FN u32 movmatrix_trans(u32 pair) {
+  u32 v;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(v) : "r"(pair));
+  return v;
+}
 // 2^x to 2 ulp; one instruction, where exp2f takes care of denormals by several.
 GPURT_FN f32 ex2_approx_ftz(f32 x) {
   f32 v;

@@ -5,60 +5,71 @@
 //   1. rows' slots and positions into scratch; team barrier
 //   2. every group of D/8 lanes takes a vector, a key, a value or a query: norm, rotate, and into
 //      the cache, or into scratch; team barrier: rows see the keys of earlier rows of this step
-//   3. chunk c of a sequence's positions belongs to virtual warp c % 16, whatever the team's size;
-//      each folds its chunks by running softmax into a partial (D outputs, max, sum) a query head;
-//      team barrier
-//   4. partials are merged in virtual-warp order, four outputs a thread
+//   3. tile by tile (attention_tile.cuh), every virtual warp folds its chunks of positions by
+//   running
+//      softmax into a partial for each column; some columns at a time these are left in scratch,
+//      and
+//   4. merged in virtual-warp order, four outputs a thread
 // With EXTRAS it also knows a window, whose pages are a ring; no rotation; norms without weights; a
 // gate; a norm of each head's output; rows that see to their block's end; a call that only writes
-// the cache. Instances without it hold no word of that. So the order of sums hangs on positions
-// alone: not on rows, context, team or worker. Every multiply-add is written out (fmaf, and NVRTC's
-// --fmad=false): no instance fuses other pairs.
+// the cache. Instances without it hold no word of that. Every multiply-add is written out (fmaf,
+// and NVRTC's --fmad=false): no instance fuses other pairs.
 //
 // Written for latency: a task runs once a layer, between the same SM's matvec tasks.
 //   - Code is small and its loops are rolled: 53 KB of straight code cost 9 us of instruction fetch
 //     on each call, four times what the work takes.
 //   - What a step needs but the vectors themselves is read before they are polled for, since each
 //     dependent load is a trip to L2: an acquire anywhere on the SM empties its L1.
-//   - A lane holds 8 consecutive dimensions: D/8 lanes read one position (16 bytes a lane in a
-//     16-bit cache), 32/(D/8) positions at a time, kBatch times before the first use.
+//   - A chunk of positions is read once for all columns of a tile.
 #pragma once
 #include "attention_fold.cuh"
+#include "attention_mma.cuh"
 #include "attention_output.cuh"
-#include "attention_place.cuh"
 #include "attention_span.hpp"
 
 namespace gpurt {
 
+template <bool IS_MMA, u32 D, u32 CACHE, bool WINDOWED>
+struct AttentionFolder {
+  using Type = AttentionFold<D, CACHE, WINDOWED>;
+};
+template <u32 D, u32 CACHE, bool WINDOWED>
+struct AttentionFolder<true, D, CACHE, WINDOWED> {
+  using Type = AttentionMma<D, CACHE, WINDOWED>;
+};
+
 // CACHE is a DTypeCode. SPLIT: a task has some of the positions (attention_split.cuh).
 template <u32 D, u32 GROUP, u32 CACHE, bool EXTRAS = false, bool SPLIT = false>
 struct attention_of {
-  using Fold = AttentionFold<D, CACHE, EXTRAS>;
-  static constexpr u32 kLanes = Fold::kLanes, kPositions = Fold::kPositions;
-  static constexpr u32 kChunk = Fold::kChunk, kRowBytes = Fold::kRowBytes;
-  static constexpr u32 kHeadFloats = Fold::kHeadFloats;
-  static constexpr u32 kRowsMax = 16;
-  // Query heads a pass: as many as have room for a row's partials.
-  static constexpr u32 kHeadsRoom = 20480 / (kVirtualWarps * kHeadFloats * 4);
-  static constexpr u32 kHeads = GROUP < kHeadsRoom ? GROUP : kHeadsRoom;
-  static constexpr u32 kTogether = GROUP % 3 == 0 ? 3 : 2;  // heads folded at once: registers
-  static constexpr u32 kPartialFloats = kHeads * kHeadFloats;
-  static constexpr u32 kQueryRows = 2048 / (GROUP * D) == 0 ? 1 : 2048 / (GROUP * D);
-
+  static_assert(D == 64 || D == 128, "head dimensions that fill lanes of 8");
+  static constexpr bool kIsMma = CACHE == kBf16 || CACHE == kE4m3;
+  using Fold = typename AttentionFolder<kIsMma, D, CACHE, EXTRAS>::Type;
+  using Cache = typename Fold::Cache;
+  using Query = typename Fold::Query;
   using Place = PlaceOf<EXTRAS>;
-  using Eight = typename Fold::Eight;
+  static constexpr u32 kLanes = D / 8;          // lanes a vector
+  static constexpr u32 kVectors = 32 / kLanes;  // vectors a warp prepares at once
+  static constexpr u32 kChunk = Fold::kChunk;   // positions; a page is a multiple of it
+  static constexpr u32 kRowsMax = 16;
+  static constexpr u32 kHeadFloats = D + 4;  // D sums, maximum, total; aligned to 16 bytes
+  // Of a tile: columns, as many as their partials have room; heads, rows. Sums that stayed in
+  // registers while some columns are merged would take them from every other body.
+  static constexpr u32 kColumns = 20480 / (kVirtualWarps * kHeadFloats * 4);
+  static_assert(kColumns <= kAttentionColumns);
+  static constexpr u32 kHeads = GROUP < kColumns ? GROUP : kColumns;
+  static constexpr u32 kRows = kColumns / kHeads;
+  static constexpr u32 kQueriesRoom = 8192 / (GROUP * D * sizeof(Query));
+  static constexpr u32 kQueryRows = kQueriesRoom == 0         ? 1
+                                    : kQueriesRoom < kRowsMax ? kQueriesRoom
+                                                              : kRowsMax;
 
   struct Scratch {
     Place place[kRowsMax];
-    u32 first_page[kRowsMax][kVirtualWarps];  // of each virtual warp's first chunk
-    f32 query[kQueryRows][GROUP][D];          // rotated and scaled, of the rows at hand
-    f32 partial[1];                           // kPartialFloats an item, as many as fit
+    u32 first_page[kVirtualWarps];      // of each virtual warp's first chunk of the first tile
+    Query query[kQueryRows][GROUP][D];  // rotated and scaled, of the rows at hand
+    f32 partial[kVirtualWarps][kColumns][kHeadFloats];
   };
-  static constexpr u32 kFixedBytes =
-      (sizeof(Place) + 4 * kVirtualWarps) * kRowsMax + kQueryRows * GROUP * D * 4;
-  static constexpr u32 kItemsMax =
-      (BodyContext::scratch_bytes - kFixedBytes) / (kPartialFloats * 4);
-  static_assert(kItemsMax >= kVirtualWarps, "a row's partials must fit");
+  static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
 
   struct Shape {
     u32 heads, kv_heads, kv_head, page_log2, pages_per_slot;
@@ -88,30 +99,40 @@ struct attention_of {
       if (task.addr[0] == 0)
         return make_vectors(task, context, rows, 0, 0);  // keys and values only
     }
-    read_first_pages(task, context, rows);
-    u32 most_log2 = 0;  // virtual warps of the longest row, rounded up to a power of two
+    read_first_pages(task, context, min(rows, kQueryRows));
 #pragma unroll 1
-    for (u32 row = 0; row < rows; ++row) {
-      while (1u << most_log2 < virtual_warps(task, scratch.place[row])) ++most_log2;
-    }
-    const u32 rows_at_once = min(kQueryRows, kItemsMax >> most_log2);
-#pragma unroll 1
-    for (u32 first = 0; first < rows; first += rows_at_once) {
-      const u32 here = min(rows_at_once, rows - first);
-      make_vectors(task, context, first == 0 ? rows : 0, first, here);
+    for (u32 first = 0; first < rows; first += kQueryRows) {
+      const u32 end = min(first + kQueryRows, rows);
+      make_vectors(task, context, first == 0 ? rows : 0, first, end - first);
       context.sync();
+      u32 next = first;
 #pragma unroll 1
-      for (u32 head = 0; head < GROUP; head += kHeads) {
-        fold_items(task, context, first, here, head, most_log2);
-        context.sync();
-        if constexpr (EXTRAS) {
-          merge_extras(task, context, first, here, head, most_log2);
-        } else {
-          merge(task, context, first, here, head, most_log2);
-        }
-        context.sync();
+      for (u32 row = first; row < end; row = next) {
+        next = attend(task, context, row, first, end);
       }
     }
+  }
+
+  // The tile that begins with this row, of rows before `end`; its first heads. A row on a branch of
+  // a tree finds positions where others do not, so it has a tile of its own.
+  GPURT_FN static AttentionTile tile_at(const TaskRecord& task, const BodyContext& context, u32 row,
+                                        u32 end) {
+    const Scratch& scratch = scratch_of(context);
+    AttentionTile tile{row, 0, 0, kHeads, ~0u, 0};
+    const u32 slot = scratch.place[row].slot;
+#pragma unroll 1
+    for (; tile.rows < kRows && row < end && scratch.place[row].slot == slot; ++row, ++tile.rows) {
+      const bool is_alone = is_on_branch(row_ancestors(context.rows[row]));
+      if (is_alone && tile.rows != 0) break;
+      tile.seen = min(tile.seen, seen_from(task, scratch.place[row]));
+      tile.end = max(tile.end, scratch.place[row].end());
+      if (is_alone) end = row + 1;
+    }
+    return tile;
+  }
+
+  GPURT_FN static u32 seen_from(const TaskRecord& task, const Place& place) {
+    return EXTRAS ? first_seen(task.param[8], place.position) : 0;
   }
 
   GPURT_FN static Scratch& scratch_of(const BodyContext& context) {
@@ -148,46 +169,37 @@ struct attention_of {
     return s;
   }
 
-  // Those that have a chunk; once a window has left position 0, any of them may have one.
-  __device__ static u32 virtual_warps(const TaskRecord& task, const Place& place) {
-    if constexpr (EXTRAS) {
-      if (first_seen(task.param[8], place.position) != 0) return kVirtualWarps;
-    }
-    return min(kVirtualWarps, (place.end() - 1) / kChunk + 1);
-  }
-
-  // First position of a virtual warp's first chunk: chunk c belongs to virtual warp c % 16.
-  GPURT_FN static u32 first_of(const Shape& s, const Place& place, u32 warp) {
-    if constexpr (!EXTRAS) return warp * kChunk;
-    const u32 chunk = first_seen(s.window, place.position) / kChunk;
-    return (chunk + (warp - chunk) % kVirtualWarps) * kChunk;
-  }
-
   // Before the polls of make_vectors, after which there is a barrier.
   GPURT_FN static void read_first_pages(const TaskRecord& task, const BodyContext& context,
-                                        u32 rows) {
-    const Shape s = shape_of(task, context);
+                                        u32 end) {
+    if (context.thread >= kVirtualWarps) return;
     Scratch& scratch = scratch_of(context);
-    for (u32 at = context.thread; at < rows * kVirtualWarps; at += context.team_threads) {
-      const u32 row = at / kVirtualWarps, warp = at % kVirtualWarps;
-      const Place place = scratch.place[row];
-      if (warp < virtual_warps(task, place))
-        scratch.first_page[row][warp] = page_of(s, place, first_of(s, place, warp));
+    const AttentionTile tile = tile_at(task, context, 0, end);
+    const u32 start = tile.template start<kChunk>(context.thread, 0);
+    if (start < tile.end) {
+      const Cache cache = cache_at(task, context, 0);
+      scratch.first_page[context.thread] = cache.page(start);
     }
   }
 
-  __device__ static u32 page_of(const Shape& s, const Place& place, u32 position) {
-    if constexpr (EXTRAS) {  // a ring where there is a window
-      const u32 page = (position >> s.page_log2) % s.pages_per_slot;
-      return s.page_table[place.slot * s.pages_per_slot + page];
-    }
-    return s.page_table[place.slot * s.pages_per_slot + (position >> s.page_log2)];
+  // As a row sees it.
+  GPURT_FN static Cache cache_at(const TaskRecord& task, const BodyContext& context, u32 row) {
+    const Place& place = scratch_of(context).place[row];
+    Cache cache = cache_of(shape_of(task, context), place.slot);
+    cache.branch = Branch::of(place.position, row_ancestors(context.rows[row]));
+    return cache;
   }
 
-  // Index of a lane's first element of a position in a cache.
-  __device__ static u64 element(const Shape& s, u32 page, u32 position, u32 sub) {
-    const u32 offset = position & ((1u << s.page_log2) - 1);
-    return (((u64(page) * s.kv_heads + s.kv_head) << s.page_log2) + offset) * D + sub * 8;
+  GPURT_FN static Cache cache_of(const Shape& s, u32 slot) {
+    Cache cache;
+    const u32 page_bytes = Cache::kRowBytes << s.page_log2;  // of one kv head
+    cache.keys = s.k_cache + u64(s.kv_head) * page_bytes;
+    cache.values = s.v_cache - s.k_cache;
+    cache.pages = s.page_table + u64(slot) * s.pages_per_slot;
+    cache.page_bytes = s.kv_heads * page_bytes;
+    cache.page_log2 = s.page_log2;
+    cache.pages_per_slot = s.pages_per_slot;
+    return cache;
   }
 
   // ---- 2: keys and values of `kv_rows` rows, queries of rows [first, first + here)
@@ -202,7 +214,7 @@ struct attention_of {
     const u32 kv_jobs = 2 * kv_rows, jobs = kv_jobs + here * GROUP;
     const u64 width = u64(s.kv_heads) * D;
 #pragma unroll 1
-    for (u32 base = context.thread / 32 * kPositions; base < jobs;
+    for (u32 base = context.thread / 32 * kVectors; base < jobs;
          base += context.team_threads / kLanes) {
       // A lane without a job repeats the last one, and stores nothing.
       const u32 job = min(base + lane / kLanes, jobs - 1);
@@ -218,8 +230,9 @@ struct attention_of {
         read8(angles + D / 2, sin);
       }
       if (s.qk_norm != nullptr) read8(s.qk_norm + (is_query ? 0 : D) + sub * 8, norm);
-      const u32 to = place_of_row(place.position, row_ancestors(context.rows[row]));
-      const u64 at = element(s, page_of(s, place, to), to, sub);
+      const Cache cache = cache_of(s, place.slot);
+      const u32 at = place_of_row(place.position, row_ancestors(context.rows[row]));
+      const u64 key = cache.key(cache.page(at), at);
       const u64 q_row = EXTRAS && s.gated ? u64(row) * 2 : row;
       const f32* from = is_query ? s.q + (q_row * s.heads + s.kv_head * GROUP + head) * D
                                  : s.kv + row * 2 * width + (is_value ? width : 0) + s.kv_head * D;
@@ -231,12 +244,30 @@ struct attention_of {
         continue;
       if (is_query) {
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) {
-          scratch.query[query / GROUP][head][sub * 8 + i] = turned[i] * s.scale_log2e;
-        }
+        for (u32 i = 0; i < 8; ++i) turned[i] *= s.scale_log2e;
+        store_query(scratch.query[query / GROUP][head], sub * 8, turned);
       } else {
-        Elements<CACHE>::store8(is_value ? s.v_cache : s.k_cache, at, is_value ? x : turned);
+        const u64 to = is_value ? key + cache.values : key;
+        Elements<CACHE>::store8(to, sub * 8, is_value ? x : turned);
       }
+    }
+  }
+
+  // For the tensor cores as bf16 and, D elements on, what that loses.
+  GPURT_FN static void store_query(Query* to, u32 first, const f32 (&x)[8]) {
+    const u64 at = reinterpret_cast<u64>(to);
+    if constexpr (kIsMma) {
+      f32 rest[8];
+#pragma unroll
+      for (u32 i = 0; i < 8; i += 2) {
+        const u32 pair = pack_bf16x2(x[i], x[i + 1]);
+        rest[i] = x[i] - bf16_low(pair);
+        rest[i + 1] = x[i + 1] - bf16_high(pair);
+      }
+      Elements<kBf16>::store8(at, first, x);
+      Elements<kBf16>::store8(at, D + first, rest);
+    } else {
+      Elements<kF32>::store8(at, first, x);
     }
   }
 
@@ -278,124 +309,116 @@ struct attention_of {
     }
   }
 
-  // ---- 3: (row, virtual warp) items over the team's warps, heads [head, head + kHeads)
-  // -----------
-  __device__ __noinline__ static void fold_items(const TaskRecord& task, const BodyContext& context,
-                                                 u32 first, u32 here, u32 head, u32 most_log2) {
-    const Shape s = shape_of(task, context);
+  // ---- 3 and 4: the tile that begins with `row`, all heads; the row behind it -------------------
+  // Queries in scratch are of rows [first, end).
+  __device__ __noinline__ static u32 attend(const TaskRecord& task, const BodyContext& context,
+                                            u32 row, u32 first, u32 end) {
+    AttentionTile tile = tile_at(task, context, row, end);
+#pragma unroll 1
+    for (tile.head = 0; tile.head < GROUP; tile.head += kHeads) {
+      tile.heads = min(kHeads, GROUP - tile.head);
+      fold(task, context, tile, first, 0);
+      context.sync();
+      merge(task, context, tile);
+      context.sync();
+    }
+    return row + tile.rows;
+  }
+
+  // A tile's partials, of positions [from, tile.end). Queries in scratch begin with row `first`.
+  GPURT_FN static void fold(const TaskRecord& task, const BodyContext& context,
+                            const AttentionTile& tile, u32 first, u32 from) {
     Scratch& scratch = scratch_of(context);
+    const Cache cache = cache_at(task, context, tile.row);
     const u32 lane = context.thread % 32;
+    const bool is_first = tile.row == 0 && from == 0;  // its pages are in scratch
 #pragma unroll 1
-    for (u32 item = context.thread / 32; item < here << most_log2;
-         item += context.team_threads / 32) {
-      const u32 row = item >> most_log2, warp = item & ((1u << most_log2) - 1);
-      const Place place = scratch.place[first + row];
-      if (warp >= virtual_warps(task, place)) continue;
-      const u32 seen = EXTRAS ? first_seen(s.window, place.position) : 0;
-      const u32 start = first_of(s, place, warp), page = scratch.first_page[first + row][warp];
-      const Branch branch = Branch::of(place.position, row_ancestors(context.rows[first + row]));
-      fold_heads(sequence_of(s, place, seen, place.end(), lane, branch), start, page,
-                 scratch.query[row], head, lane, scratch.partial + item * kPartialFloats);
-    }
-  }
-
-  // Heads [head, head + kHeads) of a virtual warp's positions, some at a time.
-  GPURT_FN static void fold_heads(const typename Fold::Sequence& sequence, u32 start, u32 page,
-                                  const f32 (*query)[D], u32 head, u32 lane, f32* to) {
-    const u32 end = min(head + kHeads, GROUP);
+    for (u32 warp = context.thread / 32; warp < kVirtualWarps; warp += kTeamWarps) {
+      const u32 start = tile.template start<kChunk>(warp, from);
+      f32* to = scratch.partial[warp][0];
+      if constexpr (kIsMma) {
+        u32 page = scratch.first_page[warp];
+        if (!is_first && start < tile.end) page = cache.page(start);
+        const Query* query = scratch.query[tile.row - first][tile.head];
+        Fold::fold(cache, tile, bounds_of(task, scratch, tile, lane), query, GROUP, start, page,
+                   lane, to);
+      } else {
 #pragma unroll 1
-    for (u32 h = head; h < end; h += kTogether, to += kTogether * kHeadFloats) {
-      Fold::template fold<kTogether>(sequence, start, page, query + h, min(kTogether, end - h),
-                                     lane, to);
-    }
-  }
-
-  GPURT_FN static typename Fold::Sequence sequence_of(const Shape& s, const Place& place, u32 seen,
-                                                      u32 end, u32 lane, Branch branch) {
-    typename Fold::Sequence sequence;
-    const u32 page_bytes = kRowBytes << s.page_log2;  // of one kv head
-    sequence.keys = s.k_cache + u64(s.kv_head) * page_bytes + lane * sizeof(Eight);
-    sequence.values = s.v_cache - s.k_cache;
-    sequence.pages = s.page_table + u64(place.slot) * s.pages_per_slot;
-    sequence.page_bytes = s.kv_heads * page_bytes;
-    sequence.page_log2 = s.page_log2;
-    sequence.ring = s.pages_per_slot;
-    sequence.seen = seen;
-    sequence.end = end;
-    sequence.branch = branch;
-    return sequence;
-  }
-
-  // ---- 4: four outputs a thread, virtual warps in order -----------------------------------------
-  __device__ __noinline__ static void merge(const TaskRecord& task, const BodyContext& context,
-                                            u32 first, u32 here, u32 head, u32 most_log2) {
-    const Shape s = shape_of(task, context);
-    const Scratch& scratch = scratch_of(context);
-    constexpr u32 kFours = D / 4;
-#pragma unroll 1
-    for (u32 at = context.thread; at < here * kHeads * kFours; at += context.team_threads) {
-      const u32 row = at / (kHeads * kFours), h = at / kFours % kHeads;
-      if (head + h >= GROUP) continue;
-      const u32 warps = virtual_warps(task, scratch.place[first + row]);
-      const f32* from = scratch.partial + (row << most_log2) * kPartialFloats + h * kHeadFloats;
-      f32 top = from[D];
-#pragma unroll 4
-      for (u32 w = 1; w < warps; ++w) top = fmaxf(top, from[w * kPartialFloats + D]);
-      f32 sum = 0, a = 0, b = 0, c = 0, d = 0;
-#pragma unroll 2
-      for (u32 w = 0; w < warps; ++w, from += kPartialFloats) {
-        const f32 weight = ex2_approx_ftz(from[D] - top);
-        const float4 x = *reinterpret_cast<const float4*>(from + at % kFours * 4);
-        sum = fmaf(from[D + 1], weight, sum);
-        a = fmaf(x.x, weight, a);
-        b = fmaf(x.y, weight, b);
-        c = fmaf(x.z, weight, c);
-        d = fmaf(x.w, weight, d);
+        for (u32 i = 0; i < tile.columns(); ++i, to += kHeadFloats) {
+          const Place& place = scratch.place[tile.row_of(i)];
+          const Query* query = scratch.query[tile.row_of(i) - first][tile.head_of(i)];
+          Fold::fold(cache, start, seen_from(task, place), min(place.end(), tile.end), query, lane,
+                     to);
+        }
       }
-      const u64 column = u64(first + row) * s.heads + s.kv_head * GROUP + head + h;
-      store_granule(reinterpret_cast<u64>(s.out + column * D + at % kFours * 4), __fdividef(a, sum),
-                    __fdividef(b, sum), __fdividef(c, sum), __fdividef(d, sum));
     }
   }
 
-  // The same with the norm of the output and its gate. Trip counts are equal for a whole warp,
-  // since the norm and polls for the gate are collective; a lane beyond the last output repeats it,
-  // and stores nothing.
-  __device__ __noinline__ static void merge_extras(const TaskRecord& task,
-                                                   const BodyContext& context, u32 first, u32 here,
-                                                   u32 head, u32 most_log2) {
+  // What this lane's two columns see.
+  GPURT_FN static AttentionBounds bounds_of(const TaskRecord& task, const Scratch& scratch,
+                                            const AttentionTile& tile, u32 lane) {
+    AttentionBounds bounds;
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+      const u32 column = lane % 2 * 2 + i;
+      const bool is_one = column < tile.columns();
+      const Place& place = scratch.place[is_one ? tile.row_of(column) : tile.row];
+      bounds.seen[i] = seen_from(task, place);
+      bounds.end[i] = is_one ? min(place.end(), tile.end) : 0;
+    }
+    return bounds;
+  }
+
+  // Four of a column's D outputs, virtual warps in order: sums, and by what to divide them.
+  GPURT_FN static f32 merge_sums(const Scratch& scratch, u32 column, u32 four, f32 (&out)[4],
+                                 f32& top) {
+    const f32* from = scratch.partial[0][column];
+    constexpr u32 kStride = kColumns * kHeadFloats;
+    top = from[D];
+#pragma unroll 4
+    for (u32 w = 1; w < kVirtualWarps; ++w) top = fmaxf(top, from[w * kStride + D]);
+    f32 total = 0;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) out[i] = 0;
+#pragma unroll 4
+    for (u32 w = 0; w < kVirtualWarps; ++w, from += kStride) {
+      const f32 weight = ex2_approx_ftz(from[D] - top);
+      const float4 x = *reinterpret_cast<const float4*>(from + four * 4);
+      total = fmaf(from[D + 1], weight, total);
+      out[0] = fmaf(x.x, weight, out[0]), out[1] = fmaf(x.y, weight, out[1]);
+      out[2] = fmaf(x.z, weight, out[2]), out[3] = fmaf(x.w, weight, out[3]);
+    }
+    return total;
+  }
+
+  // Outputs of a tile, whose partials are in scratch. Trip counts are equal for a whole warp, since
+  // the norm and polls for the gate are collective; a lane beyond the last output repeats it, and
+  // stores nothing.
+  GPURT_FN static void merge(const TaskRecord& task, const BodyContext& context,
+                             const AttentionTile& tile) {
     const Shape s = shape_of(task, context);
-    const Scratch& scratch = scratch_of(context);
     constexpr u32 kFours = D / 4;
     static_assert(32 % kFours == 0, "a head's outputs lie in one warp");
-    const u32 heads = min(kHeads, GROUP - head), jobs = here * heads * kFours;
+    const u32 jobs = tile.columns() * kFours;
 #pragma unroll 1
     for (u32 base = context.thread / 32 * 32; base < jobs; base += context.team_threads) {
-      const u32 at = min(base + context.thread % 32, jobs - 1);
-      const u32 row = at / (heads * kFours), h = at / kFours % heads;
-      const u32 warps = virtual_warps(task, scratch.place[first + row]);
-      const f32* from = scratch.partial + (row << most_log2) * kPartialFloats + h * kHeadFloats;
-      f32 top = from[D];
-      for (u32 w = 1; w < warps; ++w) top = fmaxf(top, from[w * kPartialFloats + D]);
-      f32 sum = 0, out[4] = {};
-#pragma unroll 2
-      for (u32 w = 0; w < warps; ++w, from += kPartialFloats) {
-        const f32 weight = ex2_approx_ftz(from[D] - top);
-        const float4 x = *reinterpret_cast<const float4*>(from + at % kFours * 4);
-        sum = fmaf(from[D + 1], weight, sum);
-        out[0] = fmaf(x.x, weight, out[0]), out[1] = fmaf(x.y, weight, out[1]);
-        out[2] = fmaf(x.z, weight, out[2]), out[3] = fmaf(x.w, weight, out[3]);
-      }
+      const u32 job = min(base + context.thread % 32, jobs - 1), four = job % kFours;
+      const u32 row = tile.row_of(job / kFours);
+      const u32 head = s.kv_head * GROUP + tile.head_of(job / kFours);
+      f32 out[4], top;
+      const f32 total = merge_sums(scratch_of(context), job / kFours, four, out, top);
 #pragma unroll
-      for (u32 i = 0; i < 4; ++i) out[i] = __fdividef(out[i], sum);
-      if (s.out_eps > 0) norm_head<D>(s.out_eps, out);
-      const u32 column = (s.kv_head * GROUP + head + h) * D + at % kFours * 4;
-      // Gates lie behind all query heads of a row.
-      const f32* gates = s.q + (u64(first + row) * 2 + 1) * s.heads * D + column;
-      if (s.gated) gate_head(gates, s.q_payload, context, out);
+      for (u32 i = 0; i < 4; ++i) out[i] = __fdividef(out[i], total);
+      const u32 element = head * D + four * 4;
+      if constexpr (EXTRAS) {
+        if (s.out_eps > 0) norm_head<D>(s.out_eps, out);
+        // Gates lie behind all query heads of a row.
+        const f32* gates = s.q + (u64(row) * 2 + 1) * s.heads * D + element;
+        if (s.gated) gate_head(gates, s.q_payload, context, out);
+      }
       if (base + context.thread % 32 < jobs)
-        store_granule(reinterpret_cast<u64>(s.out + u64(first + row) * s.heads * D + column),
-                      out[0], out[1], out[2], out[3]);
+        store_granule(reinterpret_cast<u64>(s.out + u64(row) * s.heads * D + element), out[0],
+                      out[1], out[2], out[3]);
     }
   }
 };

@@ -156,6 +156,17 @@ inline f32 ex2_approx_ftz(f32 x) {
   return exp2f(x);
 }
 
+inline u32 movmatrix_trans(u32 pair) {
+  const u32 lane = emu::lane();
+  u32 out = 0;
+  for (u32 i = 0; i < 2; ++i) {  // element (row 2c + i, column g)
+    const u32 from = (lane % 4 * 2 + i) * 4 + lane / 8;
+    const u32 word = __shfl_sync(~0U, pair, static_cast<int>(from));
+    out |= (word >> 16 * (lane / 4 % 2) & 0xFFFF) << 16 * i;
+  }
+  return out;
+}
+
 // Fragments as the PTX manual lays them out for m16n8k16; sums in double, rounded once.
 inline void mma_m16n8k16_bf16(f32 (&d)[4], const uint4& a, u32 b0, u32 b1) {
   const u32 mine[6] = {a.x, a.y, a.z, a.w, b0, b1};

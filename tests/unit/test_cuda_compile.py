@@ -42,8 +42,9 @@ MUSE_BODIES = (
     *("gated_residual", "route", "expert_matvec", "combine"),
 )
 DRAFT_BODIES = ("draft_rows", "block_conv", "candidates", "draft_walk")
-# What the loop over positions needs not is put away around it, once an item.
-FOLD_SPILLS = 96
+# What the loop over positions needs not is put away around it, once a tile; with heads of 128
+# elements, some of it in the loop.
+FOLD_SPILLS = 288
 SMALL = 'extern "C" __global__ void small(int* p) { p[0] = 1; }'
 
 
@@ -79,11 +80,11 @@ def test_every_body_compiles_within_its_registers_and_without_spills_where_hot(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-def test_the_loop_over_an_8_bit_cache_spills_a_few_words_an_item(arch: str) -> None:
+def test_the_loop_over_an_8_bit_cache_spills_a_few_words_a_tile(arch: str) -> None:
     generated = one_task.headers("attention", "attention_of<64, 8, 9, true>", 16)
     made = compile_source(one_task.RUNNER, arch, headers=generated, name="runner.cu")
     # The loop over positions. make_vectors, once a row, spills a few words whatever the cache.
-    loops = [r for r in made.resources if "10fold_items" in r.name]
+    loops = [r for r in made.resources if "6attend" in r.name]
     assert loops, [r.name for r in made.resources]
     assert all(r.spill_store_bytes <= FOLD_SPILLS for r in loops), loops
 
@@ -128,7 +129,7 @@ def test_every_body_of_muse_spark_and_its_drafter_compiles(arch: str, team: int)
         assert code.compiled.function(f"hot_loopINS_6matvecELj{way}E").spill_store_bytes == 0
         # Words of the loop's own state, stored once a task: none inside the loop over stages.
         hot = code.compiled.function(f"hot_loopINS_13expert_matvecELj{way}E")
-        assert hot.spill_store_bytes <= 32, hot
+        assert hot.spill_store_bytes <= 16, hot
     for name in ("route", "gated_residual", "combine", "embed", *DRAFT_BODIES):
         called = code.compiled.function(f"call_bodyINS_{len(name)}{name}")
         assert called.spill_store_bytes == 0, called
@@ -163,7 +164,7 @@ def test_attention_over_several_spans_compiles_and_hardly_spills(arch: str) -> N
         headers = one_task.headers(stem, name, 16)
         compiled = compile_source(one_task.RUNNER, arch, headers=headers, name="runner.cu")
         for function in compiled.resources:
-            if any(n in function.name for n in ("4fold", "5leave", "6run_of")):
+            if any(n in function.name for n in ("4fold", "6run_of")):
                 allowed = FOLD_SPILLS if "4fold" in function.name else 0
                 assert function.spill_store_bytes <= allowed, function
 

@@ -331,7 +331,7 @@ struct attention_of {
     Scratch& scratch = scratch_of(context);
     const Cache cache = cache_at(task, context, tile.row);
     const u32 lane = context.thread % 32;
-    const bool is_first = tile.row == 0 && from == 0;  // its pages are in scratch
+    const bool is_first = !SPLIT && tile.row == 0;  // its pages are in scratch
 #pragma unroll 1
     for (u32 warp = context.thread / 32; warp < kVirtualWarps; warp += kTeamWarps) {
       const u32 start = tile.template start<kChunk>(warp, from);

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpurt import wire
 from gpurt.body import STAGE_ROOM_BYTES
-from gpurt.executors.cuda_compile import GENERATED, compile_source
+from gpurt.executors.cuda_compile import GENERATED, SCRATCH_BYTES, SLOT_BYTES, compile_source
 from gpurt.executors.cuda_driver import Device, Kernel
 from gpurt.executors.program import param_bits
 from gpurt.plan import TASK_EXPERT_STREAM
@@ -109,7 +109,7 @@ class OneTask:
             memory.write(self.kernel.symbol("gpurt_program")[0], program.reshape(1))
             at = np.array([memory.put(records)], np.uint64)
             memory.write(self.kernel.symbol("records")[0], at)
-            smem = 2 * 32768 + 65536 + 4096
+            smem = 2 * STAGE_ROOM_BYTES + SCRATCH_BYTES[1] + SLOT_BYTES
             self.kernel.resident_blocks(self.threads, smem)
             self.kernel.launch(len(coords), self.threads, smem, self.stream)
             self.device.wait(self.stream)

@@ -235,11 +235,12 @@ export class Panel {
     }
     const { trace, chains } = viewer;
     const path = chains.criticalPath(step);
+    const times = runsAlong(trace, path);
+    const runs = times.reduce((sum, time) => sum + time, 0);
     const { met, end } = trace.spans;
-    const runs = path.reduce((sum, s) => sum + end[s] - met[s], 0);
     const row = trace.stepRow.get(step);
     const length = end[path.at(-1)] - Math.min(met[path[0]], row.begin);
-    const list = make("ul", { class: "path" }, pathGroups(viewer, path, length));
+    const list = make("ul", { class: "path" }, pathGroups(viewer, path, times, length));
     fill(
       section,
       head,
@@ -281,15 +282,26 @@ export class Panel {
   }
 }
 
-function pathGroups(viewer, path, length) {
+/** What each task adds of its run: one that polls for its data runs beside those before it. */
+function runsAlong(trace, path) {
+  const { met, end } = trace.spans;
+  let reached = 0;
+  return path.map((span) => {
+    const run = Math.max(0, end[span] - Math.max(met[span], reached));
+    reached = Math.max(reached, end[span]);
+    return run;
+  });
+}
+
+function pathGroups(viewer, path, times, length) {
   const { trace, colours } = viewer;
   const { met, end } = trace.spans;
   const groups = new Map();
-  for (const span of path) {
+  for (const [index, span] of path.entries()) {
     const key = trace.op(span).key;
     const group = groups.get(key) ?? { tasks: 0, run: 0, longest: span };
     group.tasks += 1;
-    group.run += end[span] - met[span];
+    group.run += times[index];
     if (end[span] - met[span] > end[group.longest] - met[group.longest]) group.longest = span;
     groups.set(key, group);
   }

@@ -40,5 +40,6 @@ def test_two_gpus_have_the_bits_of_one_and_repeat_them_fifty_times() -> None:
         for _ in range(50):
             seen = list(runtime.submit(graph, PROMPT, max_tokens=64, ignore_eos=True))
             assert seen == wanted
+        runtime.park()  # rank 0's tokens may come before another has ended the step
         for rank in runtime._find(graph).executor.ranks:
             assert np.array_equal(rank.read("logits.all")[0], logits)

@@ -41,6 +41,12 @@ def tiny_folder(folder: Path, seed: int = 0, **changes: object) -> Path:
     return folder
 
 
+def repetitive_folder(folder: Path, vocab_size: int) -> Path:
+    """The same of a model whose greedy texts soon repeat themselves: drafters can be right."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 16, "num_hidden_layers": 2}
+    return tiny_folder(folder, vocab_size=vocab_size, max_position_embeddings=256, **sizes)
+
+
 def write_safetensors(
     path: Path, tensors: dict[str, NDArray[np.float32]], append: bool = False
 ) -> None:

@@ -26,7 +26,7 @@ from tests.helpers.hostile_drafters import (
     repeats,
     scattered,
 )
-from tests.helpers.tiny import tiny_folder
+from tests.helpers.tiny import repetitive_folder
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -43,9 +43,7 @@ def runtime():
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": VOCAB, "head_dim": 16}
-    bounds = {"num_hidden_layers": 2, "max_position_embeddings": 256}
-    return load_model(tiny_folder(tmp_path_factory.mktemp("tiny"), **sizes, **bounds))
+    return load_model(repetitive_folder(tmp_path_factory.mktemp("tiny"), vocab_size=VOCAB))
 
 
 @pytest.fixture(scope="module")

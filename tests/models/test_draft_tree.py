@@ -15,7 +15,7 @@ from gpurt.graphs.llama import build
 from gpurt.loaders import load_model
 from gpurt.loaders.hf_dflash import load_draft
 from gpurt.runtime import Runtime
-from tests.helpers.tiny import tiny_folder
+from tests.helpers.tiny import repetitive_folder
 from tests.helpers.trees import Grower, add_tree_drafter, wild
 
 pytestmark = pytest.mark.timeout(180)
@@ -42,9 +42,7 @@ def runtime():
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": VOCAB, "head_dim": 16}
-    bounds = {"num_hidden_layers": 2, "max_position_embeddings": 256}
-    return load_model(tiny_folder(tmp_path_factory.mktemp("tiny"), **sizes, **bounds))
+    return load_model(repetitive_folder(tmp_path_factory.mktemp("tiny"), vocab_size=VOCAB))
 
 
 @pytest.fixture(scope="module")

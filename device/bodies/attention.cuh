@@ -6,10 +6,8 @@
 //   2. every group of D/8 lanes takes a vector, a key, a value or a query: norm, rotate, and into
 //      the cache, or into scratch; team barrier: rows see the keys of earlier rows of this step
 //   3. tile by tile (attention_tile.cuh), every virtual warp folds its chunks of positions by
-//   running
-//      softmax into a partial for each column; some columns at a time these are left in scratch,
-//      and
-//   4. merged in virtual-warp order, four outputs a thread
+//      running softmax into a partial in scratch for each column; team barrier
+//   4. partials are merged in virtual-warp order, four outputs a thread
 // With EXTRAS it also knows a window, whose pages are a ring; no rotation; norms without weights; a
 // gate; a norm of each head's output; rows that see to their block's end; a call that only writes
 // the cache. Instances without it hold no word of that. Every multiply-add is written out (fmaf,
@@ -51,10 +49,9 @@ struct attention_of {
   static constexpr u32 kVectors = 32 / kLanes;  // vectors a warp prepares at once
   static constexpr u32 kChunk = Fold::kChunk;   // positions; a page is a multiple of it
   static constexpr u32 kRowsMax = 16;
-  static constexpr u32 kHeadFloats = D + 4;  // D sums, maximum, total; aligned to 16 bytes
   // Of a tile: columns, as many as their partials have room; heads, rows. Sums that stayed in
   // registers while some columns are merged would take them from every other body.
-  static constexpr u32 kColumns = 20480 / (kVirtualWarps * kHeadFloats * 4);
+  static constexpr u32 kColumns = 20480 / (kVirtualWarps * kPartialFloats<D> * 4);
   static_assert(kColumns <= kAttentionColumns);
   static constexpr u32 kHeads = GROUP < kColumns ? GROUP : kColumns;
   static constexpr u32 kRows = kColumns / kHeads;
@@ -67,7 +64,7 @@ struct attention_of {
     Place place[kRowsMax];
     u32 first_page[kVirtualWarps];      // of each virtual warp's first chunk of the first tile
     Query query[kQueryRows][GROUP][D];  // rotated and scaled, of the rows at hand
-    f32 partial[kVirtualWarps][kColumns][kHeadFloats];
+    f32 partial[kVirtualWarps][kColumns][kPartialFloats<D>];
   };
   static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
 
@@ -344,7 +341,7 @@ struct attention_of {
                    lane, to);
       } else {
 #pragma unroll 1
-        for (u32 i = 0; i < tile.columns(); ++i, to += kHeadFloats) {
+        for (u32 i = 0; i < tile.columns(); ++i, to += kPartialFloats<D>) {
           const Place& place = scratch.place[tile.row_of(i)];
           const Query* query = scratch.query[tile.row_of(i) - first][tile.head_of(i)];
           Fold::fold(cache, start, seen_from(task, place), min(place.end(), tile.end), query, lane,
@@ -373,7 +370,7 @@ struct attention_of {
   GPURT_FN static f32 merge_sums(const Scratch& scratch, u32 column, u32 four, f32 (&out)[4],
                                  f32& top) {
     const f32* from = scratch.partial[0][column];
-    constexpr u32 kStride = kColumns * kHeadFloats;
+    constexpr u32 kStride = kColumns * kPartialFloats<D>;
     top = from[D];
 #pragma unroll 4
     for (u32 w = 1; w < kVirtualWarps; ++w) top = fmaxf(top, from[w * kStride + D]);

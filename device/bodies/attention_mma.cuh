@@ -19,7 +19,6 @@ struct AttentionMma {
   using Query = u32;  // room for two bf16: D of them, then their D rests
   static constexpr u32 kChunk = 16;
   static constexpr u32 kStride = kVirtualWarps * kChunk;
-  static constexpr u32 kHeadFloats = D + 4;  // D sums, maximum, total; aligned to 16 bytes
 
   // Of columns 2c and 2c + 1, of which those of c >= 2 are rests: sums of dimensions 64b + 8g + 2j
   // and 64b + 8g + 2j + 1.
@@ -83,7 +82,7 @@ struct AttentionMma {
     for (u32 i = 0; i < 2; ++i) {
       const u32 column = 2 * c + i;
       if (column >= columns) continue;
-      f32* partial = to + column * kHeadFloats;
+      f32* partial = to + column * kPartialFloats<D>;
 #pragma unroll
       for (u32 b = 0; b < D / 64; ++b) {
         float4* own = reinterpret_cast<float4*>(partial + b * 64 + g * 8);

@@ -15,6 +15,10 @@ constexpr u32 kVirtualWarps = 16;
 constexpr u32 kAttentionColumns = 4;    // of a tile, at most: half of an mma's n
 constexpr f32 kNothingSeen = -3.0e38f;  // finite: a difference of two is 0, not NaN
 
+// Floats of a column's partial: D sums, maximum, total, two to align the next to 16 bytes.
+template <u32 D>
+constexpr u32 kPartialFloats = D + 4;
+
 // Heads [head, head + heads) of rows [row, row + rows), which are of one slot. They see positions
 // from `seen` on, up to `end`; each row its own part of them.
 struct AttentionTile {

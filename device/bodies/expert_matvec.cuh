@@ -288,8 +288,7 @@ struct expert_matvec {
     }
   }
 
-  // ---- the same for up to two users of nvfp4, four row tiles a virtual warp: a chunk is a stage
-  // -------------------------------------
+  // ---- up to two users of nvfp4, four row tiles a virtual warp: a chunk is a stage --------------
   static constexpr u32 kFewBytes = kTilesMax * kVirtual * Nvfp4Unit::kBytes;
 
   // A plan without nvfp4 may have a smaller ring.
@@ -331,8 +330,8 @@ struct expert_matvec {
   // The address of the row of user lane / 16, of user 0 if there is no other.
   GPURT_FN static u64 few_row(const Slot& slot) {
     const TaskRecord& task = slot.record;
-    const u32 user =
-        threadIdx.x % 32 / 16 < slot.chosen[RoutesLayout::kCount] ? threadIdx.x % 32 / 16 : 0;
+    const u32 half = threadIdx.x % 32 / 16;
+    const u32 user = half < slot.chosen[RoutesLayout::kCount] ? half : 0;
     const u32 word = RoutesLayout::kUsers + 2 * user + (task.param[kXPerPair] != 0 ? 1 : 0);
     return task.addr[kArgX] + u64{slot.chosen[word]} * task.param[kK] * 4;
   }

@@ -46,6 +46,9 @@ def simd_level() -> str:
 def dlpack_view(source: object) -> NDArray[Any]:
     """A numpy view of a CPU tensor; bf16 as uint16 bit patterns."""
 
+def pack_mma16_units(w: int, rows: int, k: int, group: int, units: int) -> None:
+    """device/bodies/mma16_units.hpp; w and units are addresses."""
+
 def pack_nvfp4_units(
     byte_table: int, scale_table: int, blocks: int, rows: int, count: int, units: int
 ) -> None:

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bodies/expert_units.hpp"
+#include "bodies/mma16_units.hpp"
 #include "bodies/registry.hpp"
 #include "dlpack.hpp"
 #include "host_executor.hpp"
@@ -123,6 +124,13 @@ void pack_nvfp4_units(u64 byte_table, u64 scale_table, u64 blocks, u64 rows, u64
   host::pack_nvfp4_units(tables, at<const u8>(blocks), rows, count, at<u8>(units));
 }
 
+void pack_mma16_units(u64 w, u64 rows, u64 k, u32 group, u64 units) {
+  const auto pack = group == 4   ? host::pack_mma16_units<4>
+                    : group == 8 ? host::pack_mma16_units<8>
+                                 : host::pack_mma16_units<16>;
+  pack(at<const u16>(w), rows, k, at<u8>(units));
+}
+
 void bind_atomics(py::module_& m) {
   m.def("load_acquire_u32", [](u64 p) { return load_acquire_system(at<const u32>(p)); });
   m.def("load_acquire_u64", [](u64 p) { return load_acquire_system(at<const u64>(p)); });
@@ -145,6 +153,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("body_names", &gpurt::body_names);
   m.def("simd_level", [] { return gpurt::host::simd_name(gpurt::host::simd_level()); });
   m.def("dlpack_view", &gpurt::dlpack_view);
+  m.def("pack_mma16_units", &gpurt::pack_mma16_units, py::call_guard<py::gil_scoped_release>());
   m.def("pack_nvfp4_units", &gpurt::pack_nvfp4_units, py::call_guard<py::gil_scoped_release>());
   m.def("clock_ns", [] { return gpurt::clock_ns(); });
   m.def("wait_output", &gpurt::wait_output, py::call_guard<py::gil_scoped_release>());

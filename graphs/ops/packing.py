@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurt import _native
 from gpurt.buffer import DType
 from gpurt.errors import PlanError
 from gpurt.graphs.ops.dtypes import to_bf16, to_float32
@@ -64,10 +65,10 @@ def mma16_name(group: int, tiles: int) -> str:
     return f"mma16g{group}x{tiles}"
 
 
-def mma16_units(w_NK: NDArray[np.uint16], group: int) -> NDArray[np.uint8]:
+def mma16_units(w_NK: NDArray[np.uint16], group: int, out: NDArray[np.uint8]) -> None:
     """One tile of bf16 bit patterns [rows, K] in mma16 order, rows and K padded with zeros.
 
-    group: 4, 8 or 16.
+    group: 4, 8 or 16. out: `mma16_tile_bytes`, written; fresh memory costs more than the packing.
     """
     n, k = w_NK.shape
     rows, columns = _round_up(n, ROW_TILE), _round_up(k, CHUNK)
@@ -75,11 +76,9 @@ def mma16_units(w_NK: NDArray[np.uint16], group: int) -> NDArray[np.uint8]:
         padded = np.zeros((rows, columns), np.uint16)
         padded[:n, :k] = w_NK
         w_NK = padded
-    # Two bf16 neighbours move as one 32-bit word: half the elements to permute.
-    words = np.ascontiguousarray(w_NK).view(np.uint32)
-    # [row tile, high, g, chunk, i, c, jj, half]: mma j = i * (group / 4) + jj
-    axes = words.reshape(rows // ROW_TILE, 2, 8, columns // CHUNK, 16 // group, 4, group // 4, 2)
-    return np.ascontiguousarray(axes.transpose(3, 0, 4, 6, 2, 5, 7, 1)).reshape(-1).view(np.uint8)
+    w_NK = np.ascontiguousarray(w_NK)
+    assert out.nbytes == w_NK.nbytes
+    _native.pack_mma16_units(w_NK.ctypes.data, rows, columns, group, out.ctypes.data)
 
 
 def packed_bytes(name: str, shape: Sequence[int], dtype: DType) -> int:
@@ -119,9 +118,10 @@ def _mma16(group: int, tile_rows: int) -> Packer:
             block = to_bf16_bits(rows[begin:end], dtype)
             for first, last in mma16_tiles(n, tile_rows):
                 if begin <= first and last <= end:
-                    units = mma16_units(block[first - begin : last - begin], group)
-                    out[at : at + units.size] = units
-                    at += units.size
+                    size_bytes = mma16_tile_bytes(last - first, k)
+                    tile = block[first - begin : last - begin]
+                    mma16_units(tile, group, out[at : at + size_bytes])
+                    at += size_bytes
         return out
 
     return Packer(size, pack_all)

@@ -25,7 +25,9 @@ their signs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -52,6 +54,7 @@ NVFP4_UNIT_BYTES = NVFP4_SCALE_BYTES + 16 * 32
 VIRTUAL_WARPS = 16
 K_GROUPS = (1, 2, 4, 8, 16)
 WARP_TILES = (1, 2, 4)
+_THREADS = 16  # that pack experts: each holds a tile beside the result
 _BLOCK_BYTES = 9  # of nvfp4: eight of codes, one scale
 # Where the bits of code 2 i + e of a word go, by i, then e: mantissa, low and high bit of the
 # exponent, sign.
@@ -113,14 +116,13 @@ def stage_bytes(dtype: str) -> int:
     return STAGE_ROOM_BYTES // sixteen * sixteen
 
 
-def nvfp4_units(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def nvfp4_units(blocks: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     """Rows of stored blocks [rows, K / 16, 9] as units, by chunk, then by row tile.
 
-    rows: a multiple of 16.
+    rows: a multiple of 16. out: NVFP4_UNIT_BYTES a unit, written.
     """
     rows, count = blocks.shape[:2]
-    chunks = -(-count * LANE_COLUMNS // CHUNK)
-    units = np.empty(rows // ROW_TILE * chunks * NVFP4_UNIT_BYTES, np.uint8)
+    assert out.nbytes == rows // ROW_TILE * -(-count * LANE_COLUMNS // CHUNK) * NVFP4_UNIT_BYTES
     stored = np.ascontiguousarray(blocks)
     _native.pack_nvfp4_units(
         _byte_places().ctypes.data,
@@ -128,9 +130,8 @@ def nvfp4_units(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
         stored.ctypes.data,
         rows,
         count,
-        units.ctypes.data,
+        out.ctypes.data,
     )
-    return units
 
 
 @cache
@@ -170,32 +171,42 @@ def _packer(dtype: str, cut: ExpertCut) -> Packer:
         units = _units_of(given)
         out = np.empty((experts, len(cut.tiles(n)), cut.tile_bytes(k, dtype)), np.uint8)
         rows = stored.reshape(-1).view(given.storage).reshape(experts, n, -1)
-        for expert in range(experts):
+
+        def pack_expert(expert: int) -> None:
+            kept = np.empty(cut.tile_bytes(k, dtype), np.uint8)
             for tile, (begin, end) in enumerate(cut.tiles(n)):
-                part = units(rows[expert, begin:end])
-                out[expert, tile] = _dealt(part, (end - begin) // ROW_TILE, k, dtype, cut)
+                row_tiles = (end - begin) // ROW_TILE
+                part = kept[: row_tiles * -(-k // CHUNK) * unit_bytes(dtype)]
+                units(rows[expert, begin:end], part)
+                _deal(part, out[expert, tile], row_tiles, k, cut)
+
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+            list(pool.map(pack_expert, range(experts)))
         return out.reshape(-1)
 
     return Packer(size, pack)
 
 
-def _dealt(
-    units: NDArray[np.uint8], row_tiles: int, k: int, dtype: str, cut: ExpertCut
-) -> NDArray[np.uint8]:
-    """Units by chunk and row tile in the order of a task, padded with zeros."""
-    size, row_groups = unit_bytes(dtype), VIRTUAL_WARPS // cut.k_groups
-    chunks, rounds = -(-k // CHUNK), cut.rounds(k)
-    all_tiles = cut.warp_tiles * row_groups
-    padded = np.zeros((rounds * cut.k_groups, all_tiles, size), np.uint8)
-    padded[:chunks, :row_tiles] = units.reshape(chunks, row_tiles, size)
-    axes = padded.reshape(rounds, cut.k_groups, cut.warp_tiles, row_groups, size)
-    return np.ascontiguousarray(axes.transpose(0, 2, 1, 3, 4)).reshape(-1)
+def _deal(
+    units: NDArray[np.uint8], tile: NDArray[np.uint8], row_tiles: int, k: int, cut: ExpertCut
+) -> None:
+    """Units by chunk and row tile to the order of a task, padded with zeros."""
+    chunks, rounds, row_groups = -(-k // CHUNK), cut.rounds(k), VIRTUAL_WARPS // cut.k_groups
+    places = (rounds, cut.warp_tiles, cut.k_groups, row_groups)
+    ordered = tile.reshape(*places, -1).transpose(0, 2, 1, 3, 4)
+    padded = (rounds * cut.k_groups, cut.warp_tiles * row_groups)
+    dealt = units.reshape(chunks, row_tiles, -1)
+    if (chunks, row_tiles) != padded:
+        whole = np.zeros((*padded, dealt.shape[-1]), np.uint8)
+        whole[:chunks, :row_tiles] = dealt
+        dealt = whole
+    ordered[...] = dealt.reshape(ordered.shape)
 
 
-def _units_of(given: DType) -> Callable[[NDArray[Any]], NDArray[np.uint8]]:
+def _units_of(given: DType) -> Callable[[NDArray[Any], NDArray[np.uint8]], None]:
     if given.name == "nvfp4":
-        return lambda rows: nvfp4_units(rows.reshape(len(rows), -1, _BLOCK_BYTES))
-    return lambda rows: mma16_units(to_bf16_bits(rows, given), LANE_COLUMNS)
+        return lambda rows, out: nvfp4_units(rows.reshape(len(rows), -1, _BLOCK_BYTES), out)
+    return lambda rows, out: mma16_units(to_bf16_bits(rows, given), LANE_COLUMNS, out)
 
 
 EXPERT_PACKERS: dict[str, Packer] = {

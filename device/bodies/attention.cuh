@@ -1,7 +1,7 @@
 // attention on the GPU: q/k norm, rotary embedding, the cache write, then attention, per kv head.
 //
-// The contract is in graphs/ops/attention.py. A task handles all rows of the step for one kv head
-// and its GROUP query heads:
+// The contract is in graphs/ops/attention.py. A task handles a range of the step's rows, or all,
+// for one kv head and a range of its GROUP query heads, or all:
 //   1. rows' slots and positions into scratch; team barrier
 //   2. every group of D/8 lanes takes a vector, a key, a value or a query: norm, rotate, and into
 //      the cache, or into scratch; team barrier: rows see the keys of earlier rows of this step
@@ -85,22 +85,39 @@ struct attention_of {
     f32 out_eps;  // 0: no norm of the output
   };
 
+  struct Part {
+    u32 begin, end;
+  };
+  // A range in one word of the record; 0: all of `count`.
+  GPURT_FN static Part part_of(u32 packed, u32 count) {
+    return packed == 0 ? Part{0, count} : Part{packed & 0xFFFF, min(packed >> 16, count)};
+  }
+  GPURT_FN static Part rows_of(const TaskRecord& task, u32 rows) {
+    return part_of(SPLIT ? 0 : task.tile[1], rows);
+  }
+  GPURT_FN static Part heads_of(const TaskRecord& task) {
+    return part_of(SPLIT ? 0 : task.tile[2], GROUP);
+  }
+
   // Each phase is a function of its own, which reads from the record what it needs: the values of
   // one do not take the registers of the next.
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     Scratch& scratch = scratch_of(context);
     const u32 rows = context.step->rows;
+    const Part own = rows_of(task, rows);
+    if (own.begin >= own.end) return;  // all threads
     if (context.thread < rows) scratch.place[context.thread] = Place::of(task, context);
     context.sync();
     if constexpr (EXTRAS) {
       if (task.addr[0] == 0)
         return make_vectors(task, context, rows, 0, 0);  // keys and values only
     }
-    read_first_pages(task, context, min(rows, kQueryRows));
+    read_first_pages(task, context, own.begin, min(own.end, own.begin + kQueryRows));
 #pragma unroll 1
-    for (u32 first = 0; first < rows; first += kQueryRows) {
-      const u32 end = min(first + kQueryRows, rows);
-      make_vectors(task, context, first == 0 ? rows : 0, first, end - first);
+    for (u32 first = own.begin; first < own.end; first += kQueryRows) {
+      const u32 end = min(first + kQueryRows, own.end);
+      // Keys and values of all rows: other tasks write the same, but when is not known.
+      make_vectors(task, context, first == own.begin ? rows : 0, first, end - first);
       context.sync();
       u32 next = first;
 #pragma unroll 1
@@ -167,14 +184,14 @@ struct attention_of {
   }
 
   // Before the polls of make_vectors, after which there is a barrier.
-  GPURT_FN static void read_first_pages(const TaskRecord& task, const BodyContext& context,
+  GPURT_FN static void read_first_pages(const TaskRecord& task, const BodyContext& context, u32 row,
                                         u32 end) {
     if (context.thread >= kVirtualWarps) return;
     Scratch& scratch = scratch_of(context);
-    const AttentionTile tile = tile_at(task, context, 0, end);
+    const AttentionTile tile = tile_at(task, context, row, end);
     const u32 start = tile.template start<kChunk>(context.thread, 0);
     if (start < tile.end) {
-      const Cache cache = cache_at(task, context, 0);
+      const Cache cache = cache_at(task, context, row);
       scratch.first_page[context.thread] = cache.page(start);
     }
   }
@@ -208,7 +225,9 @@ struct attention_of {
     const Shape s = shape_of(task, context);
     Scratch& scratch = scratch_of(context);
     const u32 lane = context.thread % 32, sub = lane % kLanes, half = kLanes / 2;
-    const u32 kv_jobs = 2 * kv_rows, jobs = kv_jobs + here * GROUP;
+    const Part heads = heads_of(task);
+    const u32 head_count = heads.end - heads.begin;
+    const u32 kv_jobs = 2 * kv_rows, jobs = kv_jobs + here * head_count;
     const u64 width = u64(s.kv_heads) * D;
 #pragma unroll 1
     for (u32 base = context.thread / 32 * kVectors; base < jobs;
@@ -216,8 +235,8 @@ struct attention_of {
       // A lane without a job repeats the last one, and stores nothing.
       const u32 job = min(base + lane / kLanes, jobs - 1);
       const bool stores = base + lane / kLanes < jobs, is_query = job >= kv_jobs;
-      const u32 query = job - kv_jobs, head = query % GROUP;
-      const u32 row = is_query ? first + query / GROUP : job / 2;
+      const u32 query = job - kv_jobs, head = heads.begin + query % head_count;
+      const u32 row = is_query ? first + query / head_count : job / 2;
       const bool is_value = !is_query && job % 2 == 1;
       const Place place = scratch.place[row];
       const f32* angles = s.rope + u64(place.position) * D + sub % half * 8;
@@ -242,7 +261,7 @@ struct attention_of {
       if (is_query) {
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) turned[i] *= s.scale_log2e;
-        store_query(scratch.query[query / GROUP][head], sub * 8, turned);
+        store_query(scratch.query[query / head_count][head], sub * 8, turned);
       } else {
         const u64 to = is_value ? key + cache.values : key;
         Elements<CACHE>::store8(to, sub * 8, is_value ? x : turned);
@@ -312,8 +331,8 @@ struct attention_of {
                                             u32 row, u32 first, u32 end) {
     AttentionTile tile = tile_at(task, context, row, end);
 #pragma unroll 1
-    for (tile.head = 0; tile.head < GROUP; tile.head += kHeads) {
-      tile.heads = min(kHeads, GROUP - tile.head);
+    for (tile.head = heads_of(task).begin; tile.head < heads_of(task).end; tile.head += kHeads) {
+      tile.heads = min(kHeads, heads_of(task).end - tile.head);
       fold(task, context, tile, first, 0);
       context.sync();
       merge(task, context, tile);
@@ -328,7 +347,8 @@ struct attention_of {
     Scratch& scratch = scratch_of(context);
     const Cache cache = cache_at(task, context, tile.row);
     const u32 lane = context.thread % 32;
-    const bool is_first = !SPLIT && tile.row == 0;  // its pages are in scratch
+    // Its pages are in scratch.
+    const bool is_first = !SPLIT && tile.row == rows_of(task, ~0u).begin;
 #pragma unroll 1
     for (u32 warp = context.thread / 32; warp < kVirtualWarps; warp += kTeamWarps) {
       const u32 start = tile.template start<kChunk>(warp, from);

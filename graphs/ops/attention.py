@@ -1,9 +1,12 @@
 """attention: per kv head, q/k norm, rotary embedding, the cache write, then attention.
 
 Legend: B rows of a step, H query heads, G query heads a kv head, D head dimension, P positions.
-One task per kv head; it handles all rows, so a row sees the keys that earlier rows of the same
-step wrote. Sums run in chunks of one page at absolute positions: bits depend neither on how many
-rows a step has nor on the context's capacity.
+One task per kv head, which handles all rows, so a row sees the keys that earlier rows of the same
+step wrote. On cuda rows and query heads of a kv head are dealt to several tasks; each writes the
+keys and values of all rows, the same bits as its neighbours, and reads what it wrote. In their
+place they declare parts of the pages, disjoint and in whole. Sums run in chunks of one page at
+absolute positions: bits depend neither on how many rows a step has, nor on the context's capacity,
+nor on which task sums them.
 
 Without a window, or with one longer than a span of 2048 positions, positions are summed span by
 span, and the spans' sums are folded in their order. Where the context holds more than one span, the
@@ -34,6 +37,7 @@ Without q and out nothing attends: keys and values go to the cache.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +58,9 @@ if TYPE_CHECKING:
 # second operator costs a hop, more than a split saves there.
 SPAN = 2048
 PARTIAL_PAD = 4  # words behind D sums: maximum, total, two to align the next
+# Columns (a row's query head) that a CUDA task attends to at once, by head dimension: kColumns of
+# device/bodies/attention.cuh.
+_COLUMNS_CUDA = {64: 4, 128: 2}
 _COST_POSITIONS = 256  # positions a task is costed at: its true length is known only as it runs
 
 
@@ -179,46 +186,87 @@ def ring_pages(window: int, rows: int, context: int, page: int) -> int:
 
 
 def tile_attention(op: Operator, target: Target) -> list[Tile]:
-    """One task per kv head, or one for each of its splits."""
-    kv_heads, head_dim = int(op.params["kv_heads"]), int(op.params["head_dim"])
-    group = int(op.params["heads"]) // kv_heads * head_dim
-    width = kv_heads * head_dim
-    shared = [op.args[name] for name in ("page_table", "rope", "qk_norm") if name in op.args]
-    halves = 2 if op.params["gated"] else 1
-
-    def bases(head: int) -> list[int]:
-        return [(half * kv_heads + head) * group for half in range(halves)]
-
-    spans, count = int(op.params["spans"]), 1
+    """One task per kv head, or one for each of its splits or parts."""
+    kv_heads = int(op.params["kv_heads"])
+    spans = int(op.params["spans"])
     if spans:
         count = int(op.params["splits"]) or target.workers // kv_heads
         count = max(1, min(count, spans))
-    tiles = []
-    attends = "q" in op.args
-    for head, split in ((h, s) for h in range(kv_heads) for s in range(count)):
-        low, high = head * head_dim, (head + 1) * head_dim
-        caches = [
-            _share(part(op.args[name], 1, head, head + 1), 0, split, count)
-            for name in ("k_cache", "v_cache")
-        ]
-        reads = [
-            *(columns(op.args["q"], base, base + group) for base in bases(head) if attends),
-            columns(op.args["kv"], low, high),
-            columns(op.args["kv"], width + low, width + high),
-            *caches,
-            *shared,
-        ]
-        writes = list(caches)
+        cuts = [_Cut(split, count) for split in range(count)]
+    else:
+        cuts = _parts(op, target)
+    return [_tile(op, head, cut) for head in range(kv_heads) for cut in cuts]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """One of the `count` tasks of a kv head. rows, heads: ranges; absent: all."""
+
+    index: int
+    count: int
+    rows: tuple[int, int] | None = None
+    heads: tuple[int, int] | None = None
+
+
+def _parts(op: Operator, target: Target) -> list[_Cut]:
+    """As many as find work at once in the longest step: each a few heads of a row."""
+    kv_heads, group = int(op.params["kv_heads"]), _group(op)
+    at_once = _COLUMNS_CUDA.get(int(op.params["head_dim"]), group)
+    pages = op.args["k_cache"].shape[0]
+    room = max(1, min(target.workers // kv_heads, pages))
+    if target.kind == "host" or "q" not in op.args:
+        return [_Cut(0, 1)]
+    rows = op.args["q"].shape[0]
+    heads = [(low, min(low + at_once, group)) for low in range(0, group, at_once)]
+    if len(heads) > room:
+        heads = [(0, group)]
+    count = min(rows, room // len(heads))
+    if count * len(heads) == 1:
+        return [_Cut(0, 1)]
+    cuts = [((rows * i // count, rows * (i + 1) // count), h) for i in range(count) for h in heads]
+    return [_Cut(i, len(cuts), *cut) for i, cut in enumerate(cuts)]
+
+
+def _group(op: Operator) -> int:
+    return int(op.params["heads"]) // int(op.params["kv_heads"])
+
+
+def _tile(op: Operator, head: int, cut: _Cut) -> Tile:
+    kv_heads, head_dim = int(op.params["kv_heads"]), int(op.params["head_dim"])
+    group, spans, args = _group(op), int(op.params["spans"]), op.args
+    kv_low, kv_high = head * head_dim, (head + 1) * head_dim
+    first, last = ((head * group + h) * head_dim for h in cut.heads or (0, group))
+    caches = [
+        _share(part(args[name], 1, head, head + 1), 0, cut.index, cut.count)
+        for name in ("k_cache", "v_cache")
+    ]
+    reads = [
+        columns(args["kv"], kv_low, kv_high),
+        columns(args["kv"], kv_heads * head_dim + kv_low, kv_heads * head_dim + kv_high),
+        *caches,
+        *(args[name] for name in ("page_table", "rope", "qk_norm") if name in args),
+    ]
+    writes = list(caches)
+    if "q" in args:
+        rows = cut.rows or (0, args["q"].shape[0])
+        for half in range(2 if op.params["gated"] else 1):
+            base = half * kv_heads * group * head_dim
+            reads.append(columns(part(args["q"], 0, *rows), base + first, base + last))
         if spans:
-            of_head = part(op.args["partials"], 1, head, head + 1)
-            writes.append(_share(of_head, 2, split, count))
-        elif attends:
-            writes.append(columns(op.args["out"], head * group, (head + 1) * group))
-        element_bytes = op.args["k_cache"].buffer.dtype.row_bytes(1)
-        cost_bytes = 2 * _COST_POSITIONS * head_dim * element_bytes + 8 * group
-        coords = (head, split, count if spans else 0, 0)
-        tiles.append(Tile(coords, tuple(reads), tuple(writes), cost_bytes=cost_bytes))
-    return tiles
+            of_head = part(args["partials"], 1, head, head + 1)
+            writes.append(_share(of_head, 2, cut.index, cut.count))
+        else:
+            writes.append(columns(part(args["out"], 0, *rows), first, last))
+    element_bytes = args["k_cache"].buffer.dtype.row_bytes(1)
+    cost_bytes = 2 * _COST_POSITIONS * head_dim * element_bytes + 8 * (last - first)
+    coords = (head, cut.index, cut.count, 0) if spans else (head, *_packed(cut), 0)
+    return Tile(coords, tuple(reads), tuple(writes), cost_bytes=cost_bytes)
+
+
+def _packed(cut: _Cut) -> tuple[int, int]:
+    """Ranges as part_of() of device/bodies/attention.cuh reads them."""
+    rows, heads = (0 if r is None else r[0] | r[1] << 16 for r in (cut.rows, cut.heads))
+    return rows, heads
 
 
 def _share(region: Region, axis: int, index: int, count: int) -> Region:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
-from gpurt.graphs.ops.publish import TILE_COLUMNS, value_rows
+from gpurt.graphs.ops.publish import tile_columns, value_rows
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ def collect(
 
 def tile_collect(op: Operator, target: Target) -> list[Tile]:
     """Ranges of y's columns; each of one rank's columns if they lie side by side."""
-    del target
     width, ranks = int(op.params["width"]), int(op.params["ranks"])
     slots, y, tiles = op.args["slots"], op.args["y"], []
+    at_once = tile_columns(op, target)
     summed = op.params["kind"] == SUM
     for rank in range(1 if summed else ranks):
-        for begin in range(0, width, TILE_COLUMNS):
-            end = min(begin + TILE_COLUMNS, width)
+        for begin in range(0, width, at_once):
+            end = min(begin + at_once, width)
             out = (rank * width + begin, rank * width + end)
             source = slots if summed else part(slots, 0, rank, rank + 1)
             size = (end - begin) * int(op.params["per_row"]) * (ranks + 1 if summed else 2)

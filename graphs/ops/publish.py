@@ -21,7 +21,10 @@ from gpurt.graphs.ops.regions import columns, region_of, required
 if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
 
-TILE_COLUMNS = 1024
+_TILE_COLUMNS = 1024
+_TILE_FLOATS_CUDA = 2048  # of all rows: one load of four a thread of a team
+_TILES_CUDA = 128  # at most: more would stand in line for workers
+_GRANULE = 32  # columns: whole lines of memory
 
 
 def publish(
@@ -54,16 +57,24 @@ def publish(
 
 def tile_publish(op: Operator, target: Target) -> list[Tile]:
     """Ranges of columns."""
-    del target
     width, ranks = int(op.params["width"]), int(op.params["ranks"])
-    tiles = []
-    for begin in range(0, width, TILE_COLUMNS):
-        end = min(begin + TILE_COLUMNS, width)
+    tiles, at_once = [], tile_columns(op, target)
+    for begin in range(0, width, at_once):
+        end = min(begin + at_once, width)
         reads = (columns(op.args["part"], begin, end),)
         writes = (columns(op.args["slots"], begin, end),)
         cost_bytes = 4 * (end - begin) * int(op.params["per_row"]) * (ranks + 1)
         tiles.append(Tile((begin, end, 0, 0), reads, writes, cost_bytes=cost_bytes))
     return tiles
+
+
+def tile_columns(op: Operator, target: Target) -> int:
+    """Columns of a tile of either half, so that a tile of collect waits for one of publish."""
+    if target.kind == "host":
+        return _TILE_COLUMNS
+    rows = op.args["slots"].shape[1]
+    columns = max(_TILE_FLOATS_CUDA // rows, -(-int(op.params["width"]) // _TILES_CUDA))
+    return -(-columns // _GRANULE) * _GRANULE
 
 
 def value_rows(op: Operator, step: StepRows) -> int:

@@ -70,6 +70,11 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
         (extras.CASES[0],),
     ),
     ("test_attention_extras", "test_attention_equals_its_reference", (extras.CASES[-2], "f32")),
+    (
+        "test_attention_extras",
+        "test_bits_do_not_depend_on_how_many_tasks_share_the_rows",
+        (extras.CASES[6], 24),
+    ),
     ("test_attention_extras", "test_without_queries_the_caches_get_what_attention_writes", (16,)),
     (
         "test_attention_split",

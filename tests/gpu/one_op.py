@@ -29,10 +29,16 @@ def runner(body: str, team_warps: int = 16, features: tuple[str, ...] = ()) -> O
     return OneTask(body, "", team_warps, features)
 
 
-def run_op(op: Operator, arrays: Mapping[str, NDArray[Any]], step: Step, one: OneTask) -> Arrays:
+def run_op(
+    op: Operator,
+    arrays: Mapping[str, NDArray[Any]],
+    step: Step,
+    one: OneTask,
+    workers: int = TARGET.workers,
+) -> Arrays:
     """Every argument after all tiles have run. arrays: by argument, as stored; absent: optional."""
     assert op.body.tile is not None
-    tiles = op.body.tile(op, replace(TARGET, team_warps=one.team_warps))
+    tiles = op.body.tile(op, replace(TARGET, team_warps=one.team_warps, workers=workers))
     coords = [tile.coords for tile in tiles]
     names = [arg.name for arg in op.body.args]
     given = [_packed(op, name, arrays[name]) if name in arrays else None for name in names]

@@ -11,9 +11,9 @@ import pytest
 
 from gpurt.buffer import DTYPES
 from gpurt.graph import Graph, Operator
-from gpurt.graphs.ops.attention import attention, ring_pages
+from gpurt.graphs.ops.attention import attention, ring_pages, tile_attention
 from gpurt.graphs.ops.dtypes import dtype_code, to_storage
-from tests.gpu.one_op import TEAMS, Arrays, reference, run_op
+from tests.gpu.one_op import TARGET, TEAMS, Arrays, reference, run_op
 from tests.gpu.one_task import OneTask, Step, first_difference
 
 PAGE, CONTEXT, SLOTS, PLAN_ROWS = 16, 512, 3, 16
@@ -170,6 +170,20 @@ def test_bits_do_not_depend_on_team_or_on_the_rows_beside(case: Case) -> None:
         got = run_op(op, alone, Step([0], [60 + row]), runner(case, "bf16"))
         caches = {name: got[name] for name in caches}
         assert got["out"][0].tobytes() == both[0]["out"][row].tobytes(), f"row {row}"
+
+
+@pytest.mark.parametrize("workers", [2, 8, 24, 132])
+@pytest.mark.parametrize("case", [CASES[0], CASES[6], CASES[9]], ids=str)
+def test_bits_do_not_depend_on_how_many_tasks_share_the_rows(case: Case, workers: int) -> None:
+    op = operator(case, "bf16")
+    tasks = {tile.coords for tile in tile_attention(op, replace(TARGET, workers=workers))}
+    assert len(tasks) <= workers
+    for step in (Step([0] * 16, list(range(60, 76))), Step([2, 0, 0], [19, 20, 21])):
+        arrays = inputs(op, step, "bf16", seed=6)
+        seen = run_op(op, arrays, step, runner(case, "bf16"), workers=workers)
+        want = run_op(op, arrays, step, runner(case, "bf16"), workers=1)
+        for which in ("out", "k_cache", "v_cache"):
+            assert seen[which].tobytes() == want[which].tobytes(), which
 
 
 @pytest.mark.parametrize("team", TEAMS)

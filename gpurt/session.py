@@ -40,7 +40,7 @@ from gpurt.wire import FinishReason, KernelState, RequestFlags, RequestKind
 
 if TYPE_CHECKING:
     from gpurt.executors.base import Executor, HostView
-    from gpurt.graph import Graph
+    from gpurt.graph import Graph, Operator
     from gpurt.plan import Plan
     from gpurt.trace import Trace
 
@@ -82,8 +82,7 @@ class Session:
         self._view: HostView = executor.host
         self._occupants: list[Request | None] = [None] * len(self._view.requests)
         self._next_sequence = int(self._view.control["submit_tail"])
-        # Whether some layer's K/V lie in a ring, so that old positions are overwritten.
-        self._rolls = any(op.params.get("window") for op in graph.operators)
+        self._rolls = any(_rolls(op, graph.context) for op in graph.operators)
         self._readers = 0
         self._refusing = False
         self._closed = False
@@ -464,3 +463,9 @@ class Session:
         if not self.executor.running():
             self._occupants[request.entry] = None
             self._view.control["submit_head"] = self._next_sequence
+
+
+def _rolls(op: Operator, context: int) -> bool:
+    """Whether an operator keeps its K/V in a ring, so that old positions are overwritten."""
+    params = op.params
+    return bool(params.get("window")) and params["pages_per_slot"] * params["page"] < context

@@ -48,6 +48,7 @@ def muse_cases() -> list[Case]:
         _muse_slice("muse-slice-r1", 1, "random"),
         _muse_slice("muse-slice-r16", 16, "random", goal=8700.0),
         _muse_slice("muse-slice-r16-repeat", 16, "repeat", goal=8300.0),
+        _muse_slice("muse-slice-r16-natural", 16, "natural"),
         moe("muse-moe-known", False, 3900.0, 4060.0),
         moe("muse-moe-routed", True, 3600.0, 3760.0),
         *_drafting(),

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpurt.bench.case import Workload
+from gpurt.bench.experts import chosen_experts, experts_note
+from gpurt.bench.host_memory import peak_bytes, reset_peak
 from gpurt.bench.machine import Machine
+from gpurt.bench.traffic import step_bytes
 from gpurt.errors import FaultError
 from gpurt.graph import Graph
 from gpurt.plan import Plan
@@ -41,7 +44,9 @@ class Ours:
             device, workers=machine.target.workers, residency_ms=0, **workload.settings
         )
         try:
+            reset_peak()
             self.plan: Plan = self.runtime.prepare(self.graph, progress=progress)
+            self.load_peak_bytes = peak_bytes()
             progress("warming up", 0, 1)
             self.warm_up()
         except BaseException:
@@ -62,12 +67,28 @@ class Ours:
         self.runtime.park()
 
     def note(self) -> str:
-        """The plan's size, and the policy."""
+        """The plan's size, the policy, what loading took of the host, and experts of a step."""
         policy = self.runtime.config.policy
         chosen = (
             policy if isinstance(policy, str) else ",".join(f"{k}={v}" for k, v in policy.items())
         )
-        return f"{len(self.plan.tasks)} tasks, {chosen}, edges {self.runtime.config.edges}"
+        parts = [
+            f"{len(self.plan.tasks)} tasks, {chosen}, edges {self.runtime.config.edges}",
+            f"host memory {self.load_peak_bytes / 1e9:.1f} GB at most while loading",
+            f"{self.runtime.launches} launches in all",
+            self._experts(),
+        ]
+        return "; ".join(part for part in parts if part)
+
+    def _experts(self) -> str:
+        """Those of the last step, and the bytes that such a step moves."""
+        chosen = chosen_experts(self.runtime, self.graph)
+        if not chosen:
+            return ""
+        mean, rows = sum(chosen) / len(chosen), self.graph.rows
+        position = self.workload.step.get("position", 0)
+        moved = step_bytes(self.graph, rows=rows, position=position, live=mean)
+        return f"{experts_note(chosen)}: {moved / 1e6:.6g} MB a step"
 
     def close(self) -> None:
         """End the kernel and free the device."""
@@ -109,10 +130,7 @@ class Bandwidth(Steps):
 
     def bytes_moved(self) -> int:
         """Of one step; of experts, those that the step really chose."""
-        from gpurt.bench.traffic import step_bytes
-
-        names = [b.name for b in self.graph.buffers if b.name.endswith(".routes")]
-        live = [int(self.runtime.read(self.graph, name)[0]) for name in names]
+        live = chosen_experts(self.runtime, self.graph)
         mean = sum(live) / max(len(live), 1)
         return step_bytes(self.graph, rows=self.graph.rows, live=mean)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpurt.bench import cases, graphs, made_up, models, shapes
+from gpurt.bench import cases, graphs, host_memory, made_up, models, shapes
 from gpurt.bench.case import Case, Workload
 from gpurt.bench.machine import Machine
 from gpurt.bench.traffic import expected_live, step_bytes
@@ -28,7 +28,8 @@ ASKED = """
 chain-134-r1 chain-33-r1 chain-8-r1 chain-2-r1 chain-134-r16 chain-33-r16 primitives stream
 dispatch-static dispatch-claim dispatch-ready smollm2 llama-1b llama-8b llama-8b-8k llama-8b-64k
 qwen3-30b-a3b attention-512 attention-8k attention-64k
-muse-slice-r1 muse-slice-r16 muse-slice-r16-repeat muse-moe-known muse-moe-routed
+muse-slice-r1 muse-slice-r16 muse-slice-r16-repeat muse-slice-r16-natural
+muse-moe-known muse-moe-routed
 draft-slice muse-step ttft-512 ttft-8192 decode-p99 launches smollm2-host
 """
 
@@ -122,6 +123,30 @@ def test_experts_that_rows_choose_together_are_those_of_random_draws() -> None:
         for _ in range(2000)
     ]
     assert expected_live(12, 3, 4) == pytest.approx(np.mean(seen), rel=0.02)
+
+
+def test_a_slice_says_how_many_experts_its_rows_chose_and_what_its_load_took() -> None:
+    (case,) = cases.find(["muse-slice-r16-repeat"])
+    workload = case.make(True)
+    assert workload.graph is not None
+    tables = [b.source for b in workload.graph().buffers if b.name.endswith("forced")]
+    counts = [len(np.unique(table)) for table in tables]
+    side = case.ours(HOST, workload, quiet)
+    try:
+        note = side.note()
+    finally:
+        side.close()
+    mean = sum(counts) / len(counts)
+    assert f"{mean:.1f} experts a layer ({min(counts)} to {max(counts)} in 4 layers): " in note
+    assert re.search(r"; host memory [0-9.]+ GB at most while loading; 1 launches in all; ", note)
+
+
+def test_the_peak_of_host_memory_is_of_what_came_after_its_reset() -> None:
+    np.ones(96 << 20, np.uint8)
+    host_memory.reset_peak()
+    before = host_memory.peak_bytes()
+    np.ones(32 << 20, np.uint8)
+    assert 24 << 20 < host_memory.peak_bytes() - before < 64 << 20
 
 
 def test_bytes_follow_position_window_and_chosen_experts() -> None:

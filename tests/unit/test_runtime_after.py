@@ -174,3 +174,14 @@ def test_a_ring_of_pages_is_gone_on_from_only_at_its_end(runtime):
     first = run(runtime, graph, prompt)
     again = run(runtime, graph, whole, first)
     assert (again.stats.cached_tokens, again.tokens) == (48, fresh.tokens)
+
+
+def test_a_ring_that_holds_the_whole_context_is_gone_on_from_anywhere(runtime):
+    graph = tiny_muse(context=64, hidden=64, heads=2, vocab=64, layers=3)  # rings of 64 positions
+    prompt = [(5 * n) % 61 for n in range(40)]
+    first = run(runtime, graph, prompt)
+    parted = [*prompt, *first.tokens[:4], 3, 3]
+    fresh = run(runtime, graph, parted)
+    first = run(runtime, graph, prompt)
+    again = run(runtime, graph, parted, first)
+    assert (again.stats.cached_tokens, again.tokens) == (44, fresh.tokens)

@@ -170,6 +170,15 @@ def test_bits_of_muse_spark_do_not_depend_on_the_plan(name: str) -> None:
     same_bits(test_muse_spark.load(**MUSE_VARIANTS[name]), test_muse_spark)
 
 
+@pytest.mark.parametrize("case", test_muse_spark.HOSTILE)
+def test_hostile_routing_equals_the_oracle(case: str) -> None:
+    test_muse_spark.test_hostile_routing_equals_the_oracle(case, CLAIMED)
+
+
+def test_prefill_and_decode_in_one_step_equal_each_alone() -> None:
+    test_muse_spark.mixed_equals_alone(policy=CLAIMED, **TWO)
+
+
 # ---- matvec's ways ---------------------------------------------------------------------------
 MATVEC = [
     test_matvec.Case(64, 80, norm=True),

@@ -11,11 +11,14 @@ import pytest
 
 from gpurt import wire
 from gpurt.executors import cuda
-from gpurt.executors.base import Executor, Options
+from gpurt.executors.base import Executor, Options, ensure_running
+from gpurt.graph import Graph
+from gpurt.graphs.ops.route import RoutesLayout
 from gpurt.planner import plan
 from tests.gpu.test_llama import generate
 from tests.gpu.tiny_llama import device_target
 from tests.gpu.tiny_muse import tiny_muse
+from tests.helpers.drive import Driver
 from tests.helpers.oracle import GraphOracle, step_rows
 
 pytestmark = pytest.mark.timeout(300)
@@ -31,9 +34,11 @@ CLAIMED = {"expert_matvec": "claim"}  # their segments are as long as a step has
 MIXED = {"qg": "claim", "attention": "ready", "expert_up": "claim", "expert_down": "claim"}
 
 
-def load(*, edges: str = "counter", policy: Any = "static", **target: Any) -> Executor:
-    options, rows = target.pop("options", Options()), target.pop("rows", 16)
-    graph, sizes = tiny_muse(rows=rows), target.pop("step_rows", None)
+def load(
+    graph: Graph | None = None, *, edges: str = "counter", policy: Any = "static", **target: Any
+) -> Executor:
+    options, sizes = target.pop("options", Options()), target.pop("step_rows", None)
+    graph = graph or tiny_muse()
     device = replace(device_target(), **target)
     made = plan(graph, device, policy=policy, edges=edges, rows=sizes)
     made.check()
@@ -149,16 +154,92 @@ def test_100_fresh_launches_give_the_same_bits(policy: Any, wanted: Any) -> None
         executor.close()
 
 
+@pytest.mark.parametrize("policy", ["static", CLAIMED], ids=["static", "dynamic"])
+def test_prefill_and_decode_in_one_step_equal_each_alone(policy: Any) -> None:
+    mixed_equals_alone(policy=policy)
+
+
+def mixed_equals_alone(**variant: Any) -> None:
+    prompts = [PROMPT[:5], PROMPT[5:], PROMPT[3:4], PROMPT[10:30]]
+    executor = load(tiny_muse(slots=3), options=Options(prefill_rows=7), **variant)
+    try:
+        driver = Driver(executor)
+        fields = {"max_tokens": COUNT, "flags": wire.RequestFlags.IGNORE_STOP, "start": False}
+        requests = [driver.submit(prompt=prompt, **fields) for prompt in prompts]
+        ensure_running(executor)
+        seen = [driver.wait(request)[0] for request in requests]
+    finally:
+        executor.close()
+    executor = load(**variant)
+    try:
+        assert seen == [generate(executor, prompt, COUNT) for prompt in prompts]
+    finally:
+        executor.close()
+
+
+# Of every layer, the router's matrix and its bias, and the experts that all rows must then choose.
+HOSTILE: dict[str, tuple[Any, Any, list[int]]] = {
+    "all rows to the same experts": (None, {1: 9.0, 4: 9.0, 6: 9.0}, [1, 4, 6]),
+    "all ties": (0.0, {}, [0, 1, 2]),
+    "two tied for the last place": (0.0, {2: 1.0, 5: 1.0}, [0, 2, 5]),
+    "every score at zero or one": (1e4, {}, [0, 1, 2]),
+    "experts that no one uses": (None, {0: -9.0, 3: -9.0, 6: -9.0}, []),
+    "every row to others": (None, {}, []),
+}
+
+
+def hostile(case: str) -> Graph:
+    """The tiny model with the routers of a case."""
+    apart = case == "every row to others"
+    graph = tiny_muse(routing="repeat", experts=48) if apart else tiny_muse()
+    weight, biases, _ = HOSTILE[case]
+    for buffer in graph.buffers:
+        if buffer.name.endswith("router.w") and weight is not None:
+            graph.refill(buffer, np.full(buffer.shape, weight, np.float32))
+        if buffer.name.endswith("router.bias") and (weight is not None or biases):
+            bias = np.zeros(buffer.shape, np.float32)
+            bias[list(biases)] = list(biases.values())
+            graph.refill(buffer, bias)
+        if buffer.name.endswith("router.forced"):
+            rows, top_k = buffer.shape
+            graph.refill(buffer, np.arange(rows * top_k, dtype=np.uint32).reshape(rows, top_k))
+    return graph
+
+
+@pytest.mark.parametrize("policy", ["static", CLAIMED], ids=["static", "dynamic"])
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_routing_equals_the_oracle(case: str, policy: Any) -> None:
+    graph, prompt = hostile(case), PROMPT[:32]
+    executor = load(graph, policy=policy)
+    try:
+        generate(executor, prompt, 1)
+        executor.host.request_exit()
+        assert executor.join(10)
+        logits = executor.read("logits")[0]
+        routes = {n: executor.read(f"layers[{n}].routes") for n in (0, 1)}
+    finally:
+        executor.close()
+    oracle = GraphOracle(graph)
+    oracle.generate(prompt, 1)
+    for layer, words in routes.items():
+        arrays = words, oracle.arrays[f"layers[{layer}].routes"]
+        # Slots begin alike whatever the number of experts.
+        slot = RoutesLayout(graph.rows, 1, 1).slot
+        seen, wanted = ([int(a[slot(j)]) for j in range(int(a[0]))] for a in arrays)
+        assert seen == (HOSTILE[case][2] or wanted) == wanted, f"layer {layer}"
+    want = oracle.arrays["logits"][0]
+    assert float(np.linalg.norm(logits - want) / np.linalg.norm(want)) < 2e-2
+
+
 @pytest.mark.parametrize("policy", ["static", CLAIMED, "ready"], ids=["static", "dynamic", "ready"])
 def test_a_router_that_makes_nan_is_a_fault_and_no_hang(policy: Any) -> None:
     graph = tiny_muse()
-    router = next(b for b in graph.buffers if b.name == "layers[1].router.w")
+    (router,) = (b for b in graph.buffers if b.name == "layers[1].router.w")
     assert callable(router.source)
     broken = np.asarray(router.source()).copy()
     broken[5] = np.nan
-    object.__setattr__(router, "source", broken)
-    made = plan(graph, device_target(), policy=policy)
-    executor = cuda.load(made, graph, Options())
+    graph.refill(router, broken)
+    executor = load(graph, policy=policy)
     try:
         with pytest.raises(AssertionError):
             generate(executor, PROMPT, 2)

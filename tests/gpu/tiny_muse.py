@@ -54,6 +54,7 @@ def tiny_muse(
     proposals: int = 15,
     draft_model: DraftModel | None = None,
     draft_tree: bool = False,
+    routing: str = "natural",
     **changes: Any,
 ) -> Graph:
     """The graph in bf16. changes: fields of the config. draw: another set of weights."""
@@ -76,6 +77,7 @@ def tiny_muse(
         proposals=proposals,
         draft_model=draft_model,
         draft_tree=draft_tree,
+        routing=routing,
     )
 
 

@@ -382,7 +382,7 @@ class _Session:
         from gpurt.serving import model_graph, most_rows
 
         config = self.runtime.config
-        drafting = drafting.beside(self.model, self.tp)
+        drafting = drafting.beside(self.model)
         self.draft = drafting.name
         with self._bars:
             self.graph = model_graph(

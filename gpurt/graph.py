@@ -114,15 +114,14 @@ class Graph:
         shape = [self.rows * per_row, width]
         return self._buffer(name, shape, dtype, "activation", None, per_row)
 
-    def symmetric(
-        self, name: str, slots: int, width: int, dtype: DType | str, per_row: int = 1
-    ) -> Buffer:
-        """A buffer [slots, rows * per_row, width] that lives inside a step and that every rank has.
-        Only collectives use it: a task that writes a region does so on all ranks
-        (graphs/collectives.py), so what is declared is what all ranks together write here.
+    def symmetric(self, name: str, slots: int, part: Buffer) -> Buffer:
+        """A buffer of `slots` times the activation `part` that lives inside a step and that every
+        rank has: [slots, *part.shape]. Only collectives use it: a task that writes a region does so
+        on all ranks (graphs/collectives.py), so what is declared is what all ranks together write
+        here.
         """
-        shape = [slots, self.rows * per_row, width]
-        return self._buffer(name, shape, dtype, "symmetric", None, per_row)
+        shape = [slots, *part.shape]
+        return self._buffer(name, shape, part.dtype, "symmetric", None, part.per_row)
 
     def state(
         self, name: str, shape: Sequence[int], dtype: DType | str, source: Any = None

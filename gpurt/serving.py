@@ -50,14 +50,13 @@ class Drafting:
     proposals: int | None = None
     tree: bool = False
 
-    def beside(self, model: Model, ranks: int = 1) -> Drafting:
+    def beside(self, model: Model) -> Drafting:
         """The same for one model: dflash without a folder takes the one in the model's own. "auto"
-        is dflash if there is a folder, or one in the model's own and no ranks share it; else none.
+        is dflash if there is a folder, or one in the model's own; else none.
         """
         own = Path(model.path) / DRAFT_FOLDER
         name, folder = self.name, self.model
-        takes_own = name == "dflash" or (name == AUTO and ranks == 1)
-        if folder is None and takes_own and own.is_dir():
+        if folder is None and name in ("dflash", AUTO) and own.is_dir():
             folder = own
         if name == AUTO:
             name = "none" if folder is None else "dflash"
@@ -135,7 +134,7 @@ def model_graph(
         raise BoundError(f"rows is {rows} - at --rows - use 1 or more")
     builder = importlib.import_module(f"gpurt.graphs.{BUILDERS[model.config.architecture]}")
     weight_dtype = "bf16" if kind == "cuda" else None
-    drafter = (drafting or Drafting()).beside(model, tp).options(progress)
+    drafter = (drafting or Drafting()).beside(model).options(progress)
     graphs: list[Graph] = [
         builder.build(
             model.config,

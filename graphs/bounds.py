@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpurt.errors import BoundError, GraphError
@@ -14,6 +15,18 @@ DEFAULT_CONTEXT = 2048
 _DTYPES = ("f32", "f16", "bf16")
 # What a cache of keys and values may be, and the dtype of its buffers.
 KV_DTYPES = {"f32": "f32", "f16": "f16", "bf16": "bf16", "fp8": "e4m3"}
+
+
+def check_shares(sizes: Mapping[str, int], count: int, where: str, kv_heads: int = 0) -> None:
+    """Raises: GraphError, with the numbers, if `count` ranks cannot have equal shares of all sizes;
+    kv_heads: which equal groups of ranks may also have one of each.
+    """
+    bad = [f"{size} {what}" for what, size in sizes.items() if count < 1 or size % count]
+    if count > 1 and kv_heads and max(kv_heads, count) % min(kv_heads, count):
+        bad.append(f"{kv_heads} kv heads")
+    if bad:
+        msg = f"{', '.join(bad)} have no {count} equal shares"
+        raise GraphError(f"{msg} - at {where} - use a tp_size that divides them")
 
 
 def empty_graph(

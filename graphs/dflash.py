@@ -4,6 +4,10 @@ It reads the target's residual stream after some layers, and in one pass propose
 anchor (the token just decided) and masks in, one proposal a mask out. DFlash 2 adds a convolution
 around every sublayer and a selector that walks a path through each slot's best candidates.
 The embedding and the head are the target's. Source: arXiv 2602.06036; the `dflash` package.
+
+With tp_size > 1 a graph is one rank's share: its heads, its part of the MLP's inner width, of the
+rows of fc, of the convolutions' projections, of the head and of P. What Wo and down give is summed
+over ranks, the rest gathered; of the head only the best candidates. So all ranks walk one path.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from gpurt.buffer import Buffer, DType, f32, u32
 from gpurt.errors import GraphError
 from gpurt.graph import Graph, Operand
 from gpurt.graphs import weights as read
+from gpurt.graphs.bounds import check_shares
+from gpurt.graphs.collectives import all_gather, all_reduce
 from gpurt.graphs.ops.attention import attention, ring_pages, slot_pages
 from gpurt.graphs.ops.attention_commit import commit_paths
 from gpurt.graphs.ops.block_conv import block_conv
@@ -65,6 +71,11 @@ class DFlashConfig:
     selector_top_k: int = 1  # candidates of a slot
     architecture: str = "dflash"
 
+    @property
+    def coefficients(self) -> int:
+        """Of a row, for both sides of a convolution."""
+        return 2 * self.conv_taps * (self.hidden // self.conv_group)
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor that a checkpoint must hold."""
         hidden, head_dim = self.hidden, self.head_dim
@@ -88,10 +99,9 @@ class DFlashConfig:
             "mlp.down_proj.weight": (hidden, wide),
         }
         if self.conv_taps:
-            coefficients = 2 * self.conv_taps * (hidden // self.conv_group)
             for conv in ("attention_conv", "mlp_conv"):
                 own[f"{conv}.base_kernel"] = (2, self.conv_taps, hidden)
-                own[f"{conv}.kernel_projection.weight"] = (coefficients, hidden)
+                own[f"{conv}.kernel_projection.weight"] = (self.coefficients, hidden)
         for layer in range(self.layers):
             shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
         if self.selector_rank:
@@ -123,7 +133,7 @@ class DraftTarget:
     """What a drafter takes of its target's graph, and how it was built.
 
     streams: the residual stream after every layer, [rows, hidden] f32. table: the embedding.
-    page: positions of a cache page. ranks: over how many the model is cut.
+    head: of a rank its rows. page: positions of a cache page.
     """
 
     streams: Sequence[Buffer]
@@ -132,7 +142,6 @@ class DraftTarget:
     page: int
     kv_dtype: str
     weight_dtype: DType | None
-    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,8 @@ def add_dflash(
 
     proposals: the most that are made; a chain is no longer than the model's own block. tree: when
     greedy they are one, not a chain.
-    Raises: GraphError if the drafter is not one for this target.
+    Raises: GraphError if the drafter is not one for this target, or has no equal shares for the
+    graph's ranks.
     """
     _check(graph, model.config, target)
     block = min(model.config.block, proposals + 1)
@@ -180,9 +190,12 @@ def _check(graph: Graph, config: DFlashConfig, target: DraftTarget) -> None:
         if ours != theirs if what != "layers up to" else ours > theirs:
             msg = f"the drafter wants a target of {what} {ours}, this one has {theirs}"
             raise GraphError(f"{msg} - at {graph.name}.draft - use the drafter of this model")
-    if target.ranks > 1:
-        msg = f"a dflash drafter beside {target.ranks} ranks - at {graph.name}.draft"
-        raise GraphError(f"{msg} - build it with tp_size 1")
+    sizes = {"heads": config.heads, "inner width": config.intermediate, "hidden": config.hidden}
+    sizes |= {
+        "convolution coefficients": config.coefficients,
+        "selector rank": config.selector_rank,
+    }
+    check_shares(sizes, graph.rank_count, f"{graph.name}.draft", config.kv_heads)
 
 
 class _Builder:
@@ -202,6 +215,9 @@ class _Builder:
     ) -> None:
         self.graph, self.config, self.weights = graph, model.config, model.weights
         self.target, self.block, self.nodes = target, block, nodes
+        self.rank, self.ranks = graph.rank, graph.rank_count
+        self.kv_part = read.head_part(model.config.kv_heads, self.rank, self.ranks)
+        self.kv_heads = model.config.kv_heads // self.kv_part[1]
         config, self.context = model.config, graph.context + block
         self.capacity = min(graph.slots, graph.rows) * block
         self.vectors: dict[str, Buffer] = {}
@@ -237,27 +253,27 @@ class _Builder:
         graph, config, fc = self.graph, self.config, self.weights["fc.weight"]
         total: Buffer | None = None
         for index, layer in enumerate(config.taps):
-            part = read.cut(fc, 1, index, len(config.taps))
-            y = graph.row_activation(f"draft.fc[{index}]", config.hidden, f32)
+            part = self.share(read.cut(fc, 1, index, len(config.taps)), 0)
+            y = graph.row_activation(f"draft.fc[{index}]", part.shape[0], f32)
             w = self.weight(f"draft.fc[{index}].w", [part])
             matvec(graph, self.target.streams[layer], w, y, residual=total, name="fc")
             total = y
         assert total is not None
-        return total
+        return all_gather(graph, total, self.ranks)
 
     def inject(self, layer: int, context: Buffer) -> _Cache:
         """Adds the keys and values of the step's rows to a layer's cache."""
         graph, config, at = self.graph, self.config, f"draft.layers[{layer}]"
-        own, width = f"layers.{layer}.self_attn", config.kv_heads * config.head_dim
+        own, width = f"layers.{layer}.self_attn", self.kv_heads * config.head_dim
         pages = self.page_tables[config.windows[layer]]
         shape = [
             pages.shape[0] * pages.shape[1],
-            config.kv_heads,
+            self.kv_heads,
             self.target.page,
             config.head_dim,
         ]
         cache = _Cache(
-            self.matrix(f"{at}.kv.w", f"{own}.k_proj", f"{own}.v_proj"),
+            self.matrix(f"{at}.kv.w", f"{own}.k_proj", f"{own}.v_proj", part=self.kv_part),
             self.qk_norm(f"{at}.qk_norm", own),
             graph.state(f"{at}.k_cache", shape, self.target.kv_dtype),
             graph.state(f"{at}.v_cache", shape, self.target.kv_dtype),
@@ -288,7 +304,7 @@ class _Builder:
             cache.pages,
             self.rope,
             out,
-            heads=config.heads,
+            heads=config.heads // self.ranks,
             qk_norm=cache.qk_norm,
             eps=config.eps,
             window=config.windows[layer],
@@ -321,6 +337,7 @@ class _Builder:
         w = self.matrix(f"draft.{at}.conv.w", f"{at}_conv.kernel_projection")
         d = self.activation(f"draft.{at}.conv.d", w.shape[0])
         matvec(graph, x, w, d, norm=gain, eps=config.eps, name="conv")
+        d = all_gather(graph, d, self.ranks)
         a = self.activation(f"draft.{at}.a", config.hidden)
         block_conv(graph, x, d, base, a, side=0, gain=gain, eps=config.eps, name="conv_in")
         z, y = inner(a, None, None), self.activation(f"draft.{at}.y", config.hidden)
@@ -332,35 +349,41 @@ class _Builder:
     ) -> Buffer:
         graph, config = self.graph, self.config
         at, own = f"draft.layers.{layer}", f"layers.{layer}.self_attn"
-        width, kv_width = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
-        q, kv = self.activation(f"{at}.q", width), self.activation(f"{at}.kv", kv_width)
+        width = config.heads // self.ranks * config.head_dim
+        q = self.activation(f"{at}.q", width)
+        kv = self.activation(f"{at}.kv", 2 * self.kv_heads * config.head_dim)
         q_w = self.matrix(f"{at}.q.w", f"{own}.q_proj")
         matvec(graph, a, q_w, q, norm=norm, eps=config.eps, name="q")
         matvec(graph, a, cache.w, kv, norm=norm, eps=config.eps, name="kv")
         out = self.activation(f"{at}.out", width)
         self.attention(layer, cache, q, kv, out)
-        y = self.activation(f"{at}.o", config.hidden)
-        o_w = self.matrix(f"{at}.o.w", f"{own}.o_proj")
-        matvec(graph, out, o_w, y, residual=residual, name="o")
-        return y
+        return self.summed(f"{at}.o", f"{own}.o_proj", out, residual)
 
     def mlp(self, layer: int, a: Buffer, norm: Buffer | None, residual: Buffer | None) -> Buffer:
         graph, config = self.graph, self.config
         at, own = f"draft.layers.{layer}", f"layers.{layer}.mlp"
-        m = self.activation(f"{at}.m", config.intermediate)
+        m = self.activation(f"{at}.m", config.intermediate // self.ranks)
         pair = (f"{own}.gate_proj", f"{own}.up_proj")
         w = self.matrix(f"{at}.gate_up.w", *pair, interleaved=True)
         matvec(graph, a, w, m, norm=norm, swiglu=True, eps=config.eps, name="gate_up")
-        y = self.activation(f"{at}.down", config.hidden)
-        down = self.matrix(f"{at}.down.w", f"{own}.down_proj")
-        matvec(graph, m, down, y, residual=residual, name="down")
-        return y
+        return self.summed(f"{at}.down", f"{own}.down_proj", m, residual)
+
+    def summed(self, name: str, tensor: str, x: Buffer, residual: Buffer | None) -> Buffer:
+        """A matrix of which a rank has the columns that x is for, times x: the sum over ranks."""
+        y = self.activation(name, self.config.hidden)
+        w, last = self.matrix(f"{name}.w", tensor, axis=1), name.rsplit(".", 1)[-1]
+        if self.ranks == 1:
+            matvec(self.graph, x, w, y, residual=residual, name=last)
+            return y
+        matvec(self.graph, x, w, y, name=last)
+        return all_reduce(self.graph, y, self.ranks, residual=residual)
 
     def propose(self, x: Buffer, proposals: Buffer) -> None:
         """The target's head on every mask's row, the best of it, and a path through them."""
         graph, config = self.graph, self.config
         norm = self.vector("draft.norm", "norm.weight")
-        logits = self.activation("draft.logits", config.vocab)
+        width = config.vocab // self.ranks
+        logits = self.activation("draft.logits", width)
         matvec(
             graph,
             x,
@@ -374,16 +397,20 @@ class _Builder:
             name="head",
         )
         top_k = config.selector_top_k if config.selector_rank else _PLAIN_TOP_K
-        width = chunk_count(config.vocab) * top_k
-        scores = self.activation("draft.scores", width)
-        ids = graph.activation("draft.ids", [self.capacity, width], u32)
-        candidates(graph, logits, scores, ids, count=top_k)
+        best = [self.capacity, chunk_count(width) * top_k]
+        scores, ids = (
+            graph.activation("draft.scores", best, f32),
+            graph.activation("draft.ids", best, u32),
+        )
+        candidates(graph, logits, scores, ids, count=top_k, first=self.rank * width)
+        scores, ids = (all_gather(graph, of, self.ranks, sampled=True) for of in (scores, ids))
         selector: tuple[Buffer, Buffer, Buffer] | None = None
         if config.selector_rank:
             at = "candidate_selector"
-            p = self.activation("draft.selector.p", config.selector_rank)
+            p = self.activation("draft.selector.p", config.selector_rank // self.ranks)
             p_w = self.matrix("draft.selector.w", f"{at}.hidden_projection")
             matvec(graph, x, p_w, p, norm=norm, sampled=True, eps=config.eps, name="selector")
+            p = all_gather(graph, p, self.ranks, sampled=True)
             books = [f"{at}.{which}_codebook" for which in ("predecessor", "successor")]
             a, b = (self.weight(f"draft.{book}", [self.weights[book]]) for book in books)
             selector = p, a, b
@@ -394,19 +421,31 @@ class _Builder:
         """A buffer of one row a row of the table."""
         return self.graph.activation(name, [self.capacity, width], f32)
 
-    def matrix(self, name: str, *tensors: str, interleaved: bool = False) -> Buffer:
-        sources = [self.weights[f"{tensor}.weight"] for tensor in tensors]
+    def matrix(
+        self,
+        name: str,
+        *tensors: str,
+        axis: int = 0,
+        part: tuple[int, int] | None = None,
+        interleaved: bool = False,
+    ) -> Buffer:
+        """This rank's part of matrices, along an axis of each."""
+        sources = [self.share(self.weights[f"{name}.weight"], axis, part) for name in tensors]
         return self.weight(name, sources, interleaved=interleaved)
+
+    def share(
+        self, source: WeightSource, axis: int, part: tuple[int, int] | None = None
+    ) -> WeightSource:
+        """One part of how many of a tensor; default: this rank's."""
+        index, count = part or (self.rank, self.ranks)
+        return source if count == 1 else read.cut(source, axis, index, count)
 
     def weight(
         self, name: str, sources: list[WeightSource], *, interleaved: bool = False
     ) -> Buffer:
-        """Matrices stacked by rows. Mixed dtypes are all read as float32: exact."""
-        stored = {source.dtype.name for source in sources}
-        dtype = self.target.weight_dtype or (sources[0].dtype if len(stored) == 1 else f32)
-        load = read.stack(sources, dtype, interleaved=interleaved)
-        rows = sum(source.shape[0] for source in sources)
-        return self.graph.weight(name, [rows, sources[0].shape[1]], dtype, load)
+        """Matrices stacked by rows."""
+        dtype = self.target.weight_dtype
+        return read.stacked(self.graph, name, sources, dtype, interleaved=interleaved)
 
     def vector(self, name: str, tensor: str) -> Buffer:
         """A tensor as float32; one that several operators read is one buffer."""

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from gpurt.buffer import DTYPES, Buffer, f32
 from gpurt.errors import GraphError
 from gpurt.graph import Graph
+from gpurt.graphs import bounds
 from gpurt.graphs.bounds import KV_DTYPES, empty_graph
 from gpurt.graphs.collectives import all_gather, all_reduce
 from gpurt.graphs.dflash import DraftModel, DraftTarget
@@ -38,7 +39,7 @@ from gpurt.graphs.ops.attention import attention, slot_pages
 from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.sample import sample
-from gpurt.graphs.weights import converted, rotary_frequencies, rotary_table, stack
+from gpurt.graphs.weights import converted, rotary_frequencies, rotary_table, stack, stacked
 from gpurt.graphs.weights import cut as cut_source
 from gpurt.wire import PROPOSALS_PER_SLOT
 
@@ -159,10 +160,7 @@ def check_shares(config: LlamaConfig, tp_size: int, parts: int) -> None:
     sizes = {"heads": config.heads, "kv heads": config.kv_heads, "inner width": config.intermediate}
     if tp_size > 1:
         sizes["vocab"] = config.vocab
-    bad = [f"{size} {what}" for what, size in sizes.items() if count < 1 or size % count]
-    if bad:
-        msg = f"{', '.join(bad)} have no {count} equal shares"
-        raise GraphError(f"{msg} - at llama.build - use a tp_size that divides them")
+    bounds.check_shares(sizes, count, "llama.build")
 
 
 def rope_table(config: LlamaConfig, context: int) -> NDArray[np.float32]:
@@ -228,7 +226,7 @@ class LlamaBuilder:
             )
             sample(graph, all_gather(graph, logits, ranks, sampled=True))
         kinds = (self.kv_dtype, self.weight_dtype)
-        return DraftTarget(streams, table, head, PAGE, *kinds, ranks)
+        return DraftTarget(streams, table, head, PAGE, *kinds)
 
     def head(self) -> Buffer:
         """This rank's rows of the head; a tied one is in the table, too, which is whole."""
@@ -327,17 +325,11 @@ class LlamaBuilder:
         cut: int = 0,
         share: int | None = None,
     ) -> Buffer:
-        """One or more matrices, stacked by rows. Mixed dtypes are all read as float32: exact.
-        share: only that part of each, along axis `cut`.
-        """
+        """One or more matrices, stacked by rows. share: only that part of each, along `cut`."""
         sources = [self.weights[f"{tensor}.weight"] for tensor in tensors]
         if share is not None and self.share_count > 1:
             sources = [cut_source(s, cut, share, self.share_count) for s in sources]
-        stored = {source.dtype.name for source in sources}
-        dtype = self.weight_dtype or (sources[0].dtype if len(stored) == 1 else f32)
-        rows = sum(source.shape[0] for source in sources)
-        load = stack(sources, dtype, interleaved=interleaved)
-        return self.graph.weight(name, [rows, sources[0].shape[1]], dtype, load)
+        return stacked(self.graph, name, sources, self.weight_dtype, interleaved=interleaved)
 
     def vector(self, name: str, tensor: str) -> Buffer:
         """A vector as float32."""

@@ -13,9 +13,10 @@ stream s is float32. Sliding layers rotate q and k and keep a ring of pages that
 global layers do neither. Experts: only those that some row chose are computed; see ops/route.py.
 A layer may have a dense MLP in the experts' place. Source: transformers' models/muse_spark.
 
-With tp_size > 1 a graph is one rank's share: its heads, its part of every expert's inner width, of
-a dense MLP's, of the rows of Wpre, Wpost and the head. b and d are then summed over ranks, z, the
-widened y and the logits gathered; the embedding and the router are whole on every rank.
+With tp_size > 1 a graph is one rank's share: its heads (of K/V at least one, which neighbours may
+both have), its part of every expert's inner width, of a dense MLP's, of the rows of Wpre, Wpost and
+the head. b and d are then summed over ranks, z, the widened y and the logits gathered; embedding
+and router are whole on every rank.
 Legend: B rows, H heads, K kv heads, D head dimension, E experts, M width of an expert's input.
 """
 
@@ -31,10 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.buffer import DTYPES, Buffer, DType, Region, f32, nvfp4
-from gpurt.errors import GraphError
 from gpurt.graph import Graph
 from gpurt.graphs import weights as read
-from gpurt.graphs.bounds import KV_DTYPES, empty_graph
+from gpurt.graphs.bounds import KV_DTYPES, check_shares, empty_graph
 from gpurt.graphs.collectives import all_gather, all_reduce
 from gpurt.graphs.dflash import DraftModel, DraftTarget
 from gpurt.graphs.drafters import add_drafter
@@ -187,10 +187,9 @@ def build(
     in nvfp4 as they are; the router is always f32. Raises also: GraphError for an unknown routing,
     or if the model has no tp_size equal parts.
     """
-    if not 0 <= tp_rank < tp_size or config.kv_heads % tp_size or config.vocab % tp_size:
-        msg = f"rank {tp_rank} of {tp_size} for {config.kv_heads} kv heads, vocab {config.vocab}"
-        raise GraphError(f"{msg} - at muse_spark.build - use a tp_size that divides both")
     ranks, where = {"rank": tp_rank, "rank_count": tp_size}, "muse_spark.build"
+    sizes = {"heads": config.heads, "vocab": config.vocab}
+    check_shares(sizes, tp_size, where, config.kv_heads)
     graph = empty_graph(config, where, rows, slots, context, kv_dtype, weight_dtype, **ranks)
     builder = _Builder(graph, config, weights, kv_dtype, weight_dtype, page, tp_size, tp_rank)
     builder.routing = routing
@@ -258,7 +257,7 @@ class _Builder:
             )
             sample(graph, all_gather(graph, logits, self.ranks, sampled=True))
         kinds = (self.kv_dtype, self.weight_dtype)
-        return DraftTarget(streams, table, head, self.page, *kinds, self.ranks)
+        return DraftTarget(streams, table, head, self.page, *kinds)
 
     def head(self, table: Buffer) -> Buffer | Region:
         if not self.config.tied:
@@ -292,7 +291,8 @@ class _Builder:
 
     def attention(self, layer: int, at: str, source: str, s: Buffer) -> Buffer:
         graph, config = self.graph, self.config
-        heads, kv_heads = config.heads // self.ranks, config.kv_heads // self.ranks
+        part = read.head_part(config.kv_heads, self.rank, self.ranks)
+        heads, kv_heads = config.heads // self.ranks, config.kv_heads // part[1]
         width, window = heads * config.head_dim, config.windows[layer]
         own = f"{source}.self_attn"
         norm = self.gain(f"{at}.attention.norm", f"{source}.input_layernorm.weight")
@@ -300,7 +300,7 @@ class _Builder:
         qg_w = self.matrix(f"{at}.qg.w", f"{own}.q_proj", f"{own}.gate_proj", cut=0)
         matvec(graph, s, qg_w, qg, norm=norm, eps=config.eps, name="qg")
         kv = self.activation(f"{at}.kv", 2 * kv_heads * config.head_dim)
-        kv_w = self.matrix(f"{at}.kv.w", f"{own}.k_proj", f"{own}.v_proj", cut=0)
+        kv_w = self.matrix(f"{at}.kv.w", f"{own}.k_proj", f"{own}.v_proj", cut=0, part=part)
         matvec(graph, s, kv_w, kv, norm=norm, eps=config.eps, name="kv")
         pages = self.page_tables[window]
         cache = [pages.shape[0] * pages.shape[1], kv_heads, self.page, config.head_dim]
@@ -364,7 +364,7 @@ class _Builder:
         expert_matvec(
             graph, h, w, routes, d, top_k=top_k, w_scale=scale, x_per_pair=True, name="expert_down"
         )
-        d = all_reduce(graph, d, self.ranks, per_row=top_k)
+        d = all_reduce(graph, d, self.ranks)
         y = self.activation(f"{at}.y", config.moe_hidden)
         gain = self.gain(f"{at}.d.gain", f"{source}.experts.post_expert_norm.weight")
         combine(graph, d, routes, y, experts=config.experts, top_k=top_k, gain=gain, eps=post_eps)
@@ -443,18 +443,15 @@ class _Builder:
         interleaved: bool = False,
         dtype: DType | None = None,
         cut: int | None = None,
+        part: tuple[int, int] | None = None,
     ) -> Buffer:
-        """One or more matrices, stacked by rows; of each this rank's part along axis `cut`. Mixed
-        dtypes are all read as float32: exact.
-        """
+        """One or more matrices, stacked by rows; of each this rank's part along axis `cut`."""
         sources = [self.weights[f"{tensor}.weight"] for tensor in tensors]
         if cut is not None:
-            sources = [read.cut(source, cut, self.rank, self.ranks) for source in sources]
-        stored = {source.dtype.name for source in sources}
-        kind = dtype or self.weight_dtype or (sources[0].dtype if len(stored) == 1 else f32)
-        rows = sum(source.shape[0] for source in sources)
-        load = read.stack(sources, kind, interleaved=interleaved)
-        return self.graph.weight(name, [rows, sources[0].shape[1]], kind, load)
+            part = part or (self.rank, self.ranks)
+            sources = [read.cut(source, cut, *part) for source in sources]
+        dtype = dtype or self.weight_dtype
+        return read.stacked(self.graph, name, sources, dtype, interleaved=interleaved)
 
     def vector(self, name: str, tensor: str) -> Buffer:
         source = self.weights[tensor]

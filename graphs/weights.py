@@ -1,7 +1,7 @@
 """How a graph's weights are read from a checkpoint: stacked, interleaved, converted, folded.
 
-Every function returns a function: a plan's weights are read one by one, when it is loaded. Knows no
-model and no file format.
+What is read is a function: a plan's weights are read one by one, when it is loaded. Knows no model
+and no file format.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from gpurt.errors import GraphError
 from gpurt.graphs.ops.dtypes import to_float32, to_storage
 
 if TYPE_CHECKING:
+    from gpurt.buffer import Buffer
+    from gpurt.graph import Graph
     from gpurt.loaders.model import WeightSource
 
 Load = Callable[[], NDArray[Any]]
@@ -52,6 +54,15 @@ def cut(source: WeightSource, axis: int, index: int, count: int) -> WeightSource
     return replace(source, shape=shape, load=lambda: source.load()[part])
 
 
+def head_part(heads: int, rank: int, ranks: int) -> tuple[int, int]:
+    """(index, count): which of how many equal parts of the K/V heads a rank has. With more ranks
+    than heads neighbours have the same one, that of their query heads. One number must divide the
+    other.
+    """
+    count = min(heads, ranks)
+    return rank * count // ranks, count
+
+
 def cut_halves(source: WeightSource, index: int, count: int) -> WeightSource:
     """[E, 2 N, K]: part `index` of `count` of the first N rows, then of the second N.
 
@@ -83,6 +94,23 @@ def stack(sources: Sequence[WeightSource], dtype: DType, *, interleaved: bool = 
         return np.concatenate(parts)
 
     return load
+
+
+def stacked(
+    graph: Graph,
+    name: str,
+    sources: Sequence[WeightSource],
+    dtype: DType | None,
+    *,
+    interleaved: bool = False,
+) -> Buffer:
+    """A weight of matrices as `stack` has them. dtype None: as stored; mixed ones are all read as
+    float32: exact.
+    """
+    kinds = {source.dtype.name for source in sources}
+    kind = dtype or (sources[0].dtype if len(kinds) == 1 else f32)
+    shape = [sum(source.shape[0] for source in sources), sources[0].shape[1]]
+    return graph.weight(name, shape, kind, stack(sources, kind, interleaved=interleaved))
 
 
 def stack_experts(experts: Sequence[Sequence[WeightSource]], dtype: DType) -> Load:

@@ -13,6 +13,7 @@ struct candidates {
 
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     const u32 n = task.param[0], count = task.param[1], chunk = task.param[2];
+    const u32 first = task.param[3];
     const u64 width = u64((n + chunk - 1) / chunk) * count;
     const u32 lane = context.thread % 32;
 #pragma unroll 1
@@ -23,7 +24,7 @@ struct candidates {
       const u64 at = row * width + u64(task.tile[2]) * count + lane;
       if (lane < count) {
         arg<f32>(task, 1)[at] = best.value;
-        arg<u32>(task, 2)[at] = best.id;
+        arg<u32>(task, 2)[at] = first + best.id;
       }
     }
   }

@@ -9,12 +9,15 @@ namespace gpurt {
 struct candidates {
   static u32 run(const TaskRecord& record, BodyContext& context) {
     const u32 n = record.param[0], count = record.param[1], chunk = record.param[2];
+    const u32 first = record.param[3];
     const u64 width = u64{(n + chunk - 1) / chunk} * count;
     const u32 begin = record.tile[0], end = record.tile[1];
     for (u32 row = 0; row < context.step->sample_count; ++row) {
       const u64 at = row * width + u64{record.tile[2]} * count;
+      u32* const ids = arg<u32>(record, 2) + at;
       choose(arg<const f32>(record, 0) + u64{row} * n, begin, end, count, arg<f32>(record, 1) + at,
-             arg<u32>(record, 2) + at);
+             ids);
+      for (u32 i = 0; i < count; ++i) ids[i] += first;
     }
     return kFaultNone;
   }

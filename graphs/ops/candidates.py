@@ -1,8 +1,9 @@
 """candidates: the largest values of each sample row and where they stand, chunk by chunk.
 
 The columns are cut in chunks; of each chunk the `count` largest go to scores and ids, in falling
-order, equal ones by column. Where a chunk has fewer, the rest is -infinity. NaN is no value. So
-whoever wants the best of a whole row merges a few numbers a chunk.
+order, equal ones by column. Where a chunk has fewer, the rest is -infinity at column 0. NaN is no
+value. So whoever wants the best of a whole row merges a few numbers a chunk. Ids count from
+`first`, the number of column 0: a rank has some of a row's columns.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def candidates(
     *,
     count: int,
     chunk: int = CHUNK,
+    first: int = 0,
     name: str = "candidates",
 ) -> Operator:
     """Add the choice of candidates. x: [rows, n] f32, row j of sample row j.
@@ -52,6 +54,7 @@ def candidates(
         n=n,
         count=count,
         chunk=chunk,
+        first=first,
     )
 
 
@@ -77,10 +80,10 @@ def tile_candidates(op: Operator, target: Target) -> list[Tile]:
 def candidates_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
     """The contract above."""
     rows = len(step.sample_rows)
-    n, count, chunk = (int(op.params[name]) for name in ("n", "count", "chunk"))
+    n, count, chunk, first = (int(value) for value in op.params.values())
     x = required(op, arrays, "x")[:rows]
     scores, ids = required(op, arrays, "scores"), required(op, arrays, "ids")
-    scores[:rows], ids[:rows] = -np.inf, 0
+    scores[:rows], ids[:rows] = -np.inf, first
     for index in range(chunk_count(n, chunk)):
         part = x[:, index * chunk : (index + 1) * chunk]
         for row in range(rows):
@@ -88,13 +91,13 @@ def candidates_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step:
             best = np.argsort(-values, kind="stable")[:count]
             best = best[values[best] > -np.inf]
             to = slice(index * count, index * count + len(best))
-            scores[row, to], ids[row, to] = values[best], index * chunk + best
+            scores[row, to], ids[row, to] = values[best], first + index * chunk + best
 
 
 CANDIDATES = Body(
     name="candidates",
     args=(Arg("x", "r"), Arg("scores", "w"), Arg("ids", "w")),
-    params=("n", "count", "chunk"),
+    params=("n", "count", "chunk", "first"),
     tile=tile_candidates,
     reference=candidates_reference,
 )

@@ -63,7 +63,7 @@ def candidates_case(n: int, count: int, chunk: int, blocks: str = "one") -> Case
     x = graph.activation("x", [CAPACITY, n], "f32")
     scores = graph.activation("scores", [CAPACITY, width], "f32")
     ids = graph.activation("ids", [CAPACITY, width], "u32")
-    op = candidates(graph, x, scores, ids, count=count, chunk=chunk)
+    op = candidates(graph, x, scores, ids, count=count, chunk=chunk, first=3 * n)
     values = rng.integers(-40, 40, (CAPACITY, n)).astype(np.float32) / 8
     values[rng.random(values.shape) < 0.05] = np.nan
     values[rng.random(values.shape) < 0.02] = -np.inf

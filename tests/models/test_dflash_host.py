@@ -12,9 +12,7 @@ import torch
 from gpurt.body import body
 from gpurt.cli import main
 from gpurt.errors import GraphError
-from gpurt.graph import Graph
 from gpurt.graphs import muse_spark
-from gpurt.graphs.dflash import DraftTarget, add_dflash
 from gpurt.graphs.ops.draft_rows import table_rows
 from gpurt.loaders import load_model
 from gpurt.loaders.hf_dflash import load_draft
@@ -260,10 +258,6 @@ def test_a_drafter_of_another_model_is_refused(small, target, tmp_path):
             graph_of(model, small_draft(tmp_path, **changes))
     with pytest.raises(GraphError, match=r"^draft is 'dflash' without a model"):
         graph_of(small, draft="dflash")
-    table = Graph().weight("table", [7, 48], "f32", lambda: None)
-    two = DraftTarget([table] * 3, table, table, PAGE, "f32", None, ranks=2)
-    with pytest.raises(GraphError, match=r"^a dflash drafter beside 2 ranks"):
-        add_dflash(Graph(vocab=7), small_draft(tmp_path), two, 3)
 
 
 def test_the_command_line_runs_it(capsys, target, tmp_path):

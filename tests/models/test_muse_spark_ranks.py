@@ -19,7 +19,7 @@ SIZES = {
     "num_hidden_layers": 3,
     "vocab_size": 212,
     "num_local_experts": 7,
-    "moe_intermediate_size": 32,
+    "moe_intermediate_size": 64,
     "mlp_layer_types": ["sparse", "dense", "sparse"],
 }
 
@@ -52,7 +52,7 @@ def run_ranks(oracles, step):
                 oracle.arrays[slots][...] = np.stack(parts)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_in_lock_step_equal_the_whole_model(ranks, model):
     tokens, positions = list(range(40, 49)), list(range(9))
     step = step_rows(tokens, positions, sample_rows=[2, 8])
@@ -100,9 +100,18 @@ def test_a_looped_back_rank_on_the_host_equals_its_references(policy, model):
         assert np.array_equal(slots[0], slots[1])
 
 
-@pytest.mark.parametrize(("size", "rank"), [(3, 0), (4, 0), (2, 2), (2, -1)])
-def test_a_rank_that_cannot_be_is_refused(size, rank, model):
-    with pytest.raises(GraphError, match=f"^rank {rank} of {size} for 2 kv heads, vocab 212"):
+@pytest.mark.parametrize(
+    ("size", "rank", "what"),
+    [
+        (3, 0, "4 heads, 212 vocab, 2 kv heads have no 3 equal shares - at muse_spark.build"),
+        (8, 0, "4 heads, 212 vocab have no 8 equal shares"),
+        (0, 0, "4 heads, 212 vocab have no 0 equal shares"),
+        (2, 2, "rank 2 of 2"),
+        (2, -1, "rank -1 of 2"),
+    ],
+)
+def test_a_rank_that_cannot_be_is_refused(size, rank, what, model):
+    with pytest.raises(GraphError, match=f"^{what}"):
         build(model.config, model.weights, tp_size=size, tp_rank=rank)
 
 

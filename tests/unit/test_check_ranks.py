@@ -90,7 +90,7 @@ def test_ranks_without_a_collective_in_a_step_are_caught():
 
 def test_only_collectives_may_touch_symmetric_memory():
     graph, part = start()
-    slots = graph.symmetric("slots", 2, 8, "f32")
+    slots = graph.symmetric("slots", 2, part)
     graph.task(NOTHING, [part], [slots[0]])
     with pytest.raises(GraphError, match=r"^nothing uses slots\[0:1, .*, which is symmetric"):
         plan(graph, TARGET)

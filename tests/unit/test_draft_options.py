@@ -84,7 +84,6 @@ def test_auto_is_the_drafter_in_the_models_folder_or_none(tiny, tmp_path):
     own.mkdir()
     model = replace(model, path=str(tmp_path))
     assert auto.beside(model) == Drafting("dflash", own, 3)
-    assert auto.beside(model, ranks=2) == Drafting("none", None, 3)
     other = Path("other")
     assert Drafting("auto", other).beside(model) == Drafting("dflash", other)
     for name, folder in (("none", None), ("ngram", None), ("dflash", own)):

@@ -57,7 +57,8 @@ Rows = Annotated[str | None, typer.Option(help="Rows of a step, or of each step 
 Context = Annotated[int | None, typer.Option(help="Positions of one sequence.")]
 Ranks = Annotated[int, typer.Option("--tp", help="Ranks that share the model, one a device.")]
 KvDtype = Annotated[
-    str | None, typer.Option(help="Keys and values: f32, f16, bf16 or fp8; host f32, cuda bf16.")
+    str | None,
+    typer.Option(help="Keys, values: f32, f16, bf16, fp8. Host f32 (logits to 1e-3), cuda bf16."),
 ]
 CachePacked = Annotated[
     Path | None, typer.Option(help="Keep packed weights in this folder, for the next load.")

@@ -117,7 +117,8 @@ def model_graph(
     """The graph of a model for "host" or "cuda"; of several ranks their group's, gpurt/ranks.py.
 
     rows None: as DEFAULT_ROWS says. context None: 2048, or as much as `need` positions ask for,
-    within the model's own bound. tp: ranks. kv_dtype None: bf16 on cuda, f32 on the host.
+    within the model's own bound. tp: ranks. kv_dtype None: bf16 on cuda; f32 on the host, whose
+    logits then stay within 1e-3 of a float32 model's (bf16: 0.3 to 1.4 % off on random models).
     cache_packed: a folder that keeps the packed weights for the next load. progress: called while a
     drafter's model is opened.
     Raises: BoundError naming both numbers, GraphError for the drafter, the kv_dtype and for ranks

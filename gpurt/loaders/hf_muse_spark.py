@@ -1,7 +1,7 @@
 """Configs and tensors of model_type muse_spark: the text model of a multimodal checkpoint.
 
 Two layouts: bf16 (Hugging Face), and ModelOpt NVFP4, where the experts of some layers are codes,
-block scales and second-level scales. Which layers: those whose gate_up_proj is stored as u8.
+block scales and second-level scales. Which layers: those with a half that is stored as u8.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNREAD = re.compile(
     r"|\.self_attn\.[qkv]_scale$"
 )
 _ONLY = {"hidden_act": "silu", "attention_bias": False, "num_shared_experts": 0}
-_CODES = re.compile(re.escape(PREFIX) + r"\.layers\.(\d+)\.mlp\.experts\.gate_up_proj")
+_CODES = re.compile(re.escape(PREFIX) + r"\.layers\.(\d+)\.mlp\.experts\.\w+_proj")
 
 
 def text_tensors(

@@ -6,6 +6,7 @@ Knows no file format. Tensors go by their Hugging Face names, whatever the file 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from gpurt.channels import ChannelFormat
     from gpurt.tokenizer import ChatTemplate, Tokenizer
 
-_CODES_ONLY = ("u8", "e4m3")  # stored so, a tensor is half of a quantised one
+_NUMBERS = ("f32", "f16", "bf16", "q4_1", "q8_0")  # stored so, a tensor needs no other
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,8 @@ class WeightSource:
     @property
     def size_bytes(self) -> int:
         """Bytes as stored."""
-        rows = 1
-        for extent in self.shape[:-1]:
-            rows *= extent
-        return rows * self.dtype.row_bytes(self.shape[-1])
+        *outer, width = self.shape or (1,)
+        return math.prod(outer) * self.dtype.row_bytes(width)
 
 
 class ModelConfig(Protocol):
@@ -110,7 +109,7 @@ def check_tensors(
             msg += f", the config asks for {list(shape)}"
             raise ModelError(f"{msg} - at {path} - config and weights are of different models")
         stored, wanted = found[name].dtype.name, dtypes.get(name)
-        if stored != wanted and (wanted is not None or stored in _CODES_ONLY):
+        if stored != wanted and (wanted is not None or stored not in _NUMBERS):
             msg = f"tensor {stored_name(name)} {list(shape)} is stored as {stored}"
             msg += f", the config asks for {list(shape)} in {wanted or 'a float dtype'}"
             raise ModelError(f"{msg} - at {path} - config and weights are of different models")

@@ -7,6 +7,7 @@ numpy a bfloat16, so the header is read here. Source: the format's own descripti
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def read_folder(folder: Path, progress: Progress | None = None) -> dict[str, Wei
 def read_file(path: Path) -> dict[str, WeightSource]:
     """The tensors of one safetensors file; their bytes stay on disk until they are loaded.
 
-    Raises: ModelError if it is truncated or damaged, or has a dtype that gpurt does not know.
+    Raises: ModelError if it is truncated or damaged.
     """
     try:
         mapped: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
@@ -84,11 +85,11 @@ def _tensor(
 ) -> WeightSource:
     shape = tuple(int(extent) for extent in entry["shape"])
     begin, end = (int(offset) for offset in entry["data_offsets"])
-    dtype = _DTYPES.get(entry["dtype"])
-    if dtype is None or not shape:
-        msg = f"tensor {name} {list(shape)} is stored as {entry['dtype']}"
-        raise ModelError(f"{msg} - at {path} - gpurt reads {', '.join(_DTYPES)} tensors")
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.block_bytes
+    known = _DTYPES.get(entry["dtype"])
+    # What no model here computes with may still lie in a checkpoint: in a tower, as a count. It
+    # keeps its own name, so that a model that asks for it can say what it found.
+    dtype = known or DType(str(entry["dtype"]), 1, 1, np.dtype(np.uint8))
+    size = math.prod(shape) * dtype.block_bytes if known else end - begin
     if begin < 0 or end - begin != size:
         msg = f"tensor {name} {list(shape)} {dtype} needs {size} bytes, its range has {end - begin}"
         raise ModelError(f"{msg} - at {path} - the file is damaged: get it again")

@@ -95,9 +95,26 @@ def test_what_exporters_add_is_not_an_extra_tensor(folder):
         ):
             tensors[f"{AT}.{name}"] = torch.ones(3)
         tensors["model.language_model.embed_tokens.embed_norm.weight"] = torch.ones(3)
+        tensors[f"{AT}.self_attn.q_scale"] = torch.tensor(0.5)
+        tensors[f"{AT}.mlp.num_tokens_per_expert"] = torch.ones(3, dtype=torch.int64)
+        tensors["model.audio_tower.steps"] = torch.tensor(4)
 
     edit(folder, add)
-    assert not any(source.shape == (3,) for source in load_model(folder).weights.values())
+    weights = load_model(folder).weights
+    assert not any(source.shape in ((), (3,)) for source in weights.values())
+
+
+@pytest.mark.parametrize(
+    ("stored", "found"),
+    [
+        (torch.ones(48, dtype=torch.int64), "[48] is stored as I64, the config asks for [48] in a"),
+        (torch.tensor(1.0), "is [], the config asks for [48]"),
+    ],
+)
+def test_what_no_model_computes_with_is_refused_where_it_is_asked_for(stored, found, folder):
+    name = f"{AT}.input_layernorm.weight"
+    edit(folder, lambda tensors: tensors.update({name: stored}))
+    refused(folder, f"tensor {name} {found}")
 
 
 def test_nvfp4_experts_equal_their_definition_bit_for_bit(folder):
@@ -199,10 +216,14 @@ def test_a_tensor_of_another_dtype_is_named_with_both(folder):
         ),
         (
             lambda t: t.update({f"{EXPERTS}.gate_up_proj": torch.ones(7, 32, 32)}),
-            f"tensor {EXPERTS}.down_proj is [7, 32, 8], the config asks for [7, 32, 16]",
+            f"tensor {EXPERTS}.gate_up_proj is [7, 32, 32], the config asks for [7, 32, 16]",
+        ),
+        (
+            lambda t: t.pop(f"{EXPERTS}.gate_up_proj"),
+            f"tensor {EXPERTS}.gate_up_proj [7, 32, 16] is missing",
         ),
     ],
-    ids=["no-scale", "no-second-scale", "scale-in-f32", "down-in-f32", "up-in-f32"],
+    ids=["no-scale", "no-second-scale", "scale-in-f32", "down-in-f32", "up-in-f32", "no-codes"],
 )
 def test_half_an_nvfp4_layer_is_refused(change, start, folder):
     quantise_folder(folder, [1])

@@ -84,8 +84,11 @@ GPURT_FN bool enter_slot(u32 turn, bool new_step, bool syncs) {
   if (!new_step && !waits && !syncs) return true;
   if ((new_step || waits) && threadIdx.x < 32) pass_edges<RANKS>(slot, new_step);
   team_sync();
-  trace_met(turn);
-  return slot.kind == kSlotTask;
+  // The hardware lets instructions past bar.sync until one needs what the barrier guards: a clock
+  // read right behind it tells when the trace lane arrived. So the word comes first.
+  const bool runs = slot.kind == kSlotTask;
+  if (runs) trace_met(turn);
+  return runs;
 }
 
 // Any slot. A cold body, and the first task of a step, follow a team barrier.

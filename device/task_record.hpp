@@ -407,7 +407,7 @@ struct Span {
   u32 wait;   // ticks until all edges were met
   u32 stall;  // ticks of the run spent waiting for streamed weights
   u32 run;    // ticks from edges met to signalled; on the GPU to the last store, before the signals
-  u32 worker;
+  u32 chosen;  // a task that ran an expert: rows that chose it << 16 | expert; else 0
 };
 static_assert(sizeof(Span) == 32);
 

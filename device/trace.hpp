@@ -16,28 +16,34 @@ constexpr u32 kSpanCountStride = 64;  // bytes between the counts of two workers
 // signal. A host worker releases each one.
 constexpr u32 kSpansUnpublished = 64;
 
-GPURT_FN void span_store(u64 ring, u64 counts, u32 capacity, const Span& span) {
-  u64* count = at<u64>(counts + u64{span.worker} * kSpanCountStride);
+// Span::chosen of a task that runs `expert` for `rows` rows.
+GPURT_FN u32 chosen_word(u32 expert, u32 rows) {
+  return rows == 0 ? 0 : rows << 16 | expert;
+}
+
+GPURT_FN void span_store(u64 ring, u64 counts, u32 capacity, u32 worker, const Span& span) {
+  u64* count = at<u64>(counts + u64{worker} * kSpanCountStride);
   const u64 index = load_relaxed(count);  // its own last store: no other thread writes it
-  at<Span>(ring)[u64{span.worker} * capacity + (index & (capacity - 1))] = span;
+  at<Span>(ring)[u64{worker} * capacity + (index & (capacity - 1))] = span;
   store_release(count, index + 1);
 }
 
-// Ticks are of the worker's clock. `begin` <= `met` <= `end`: claimed, edges met, signalled.
+// On the host. Ticks are of the worker's clock; no body waits for streamed weights.
+// `begin` <= `met` <= `end`: claimed, edges met, signalled.
 GPURT_FN void span_record(const Program& program, u32 worker, u32 task, u64 step, u64 begin,
-                          u64 met, u64 end, u32 stall) {
+                          u64 met, u64 end, u32 chosen) {
   if (program.span_capacity == 0) return;
   Span span;
   span.begin = begin;
   span.task = task;
   span.step = static_cast<u32>(step);
   span.wait = static_cast<u32>(met - begin);
-  span.stall = stall;
+  span.stall = 0;
   span.run = static_cast<u32>(end - met);
-  span.worker = worker;
-  span_store(program.spans, program.span_counts, program.span_capacity, span);
+  span.chosen = chosen;
+  span_store(program.spans, program.span_counts, program.span_capacity, worker, span);
   if (step % program.sample_period == 0)
-    span_store(program.sampled_spans, program.sampled_counts, program.span_capacity, span);
+    span_store(program.sampled_spans, program.sampled_counts, program.span_capacity, worker, span);
 }
 
 }  // namespace gpurt

@@ -19,7 +19,7 @@ import typer
 import gpurt
 from gpurt.cli_bench import bench, tune
 from gpurt.cli_trace import trace_app, trace_on_signal
-from gpurt.errors import CacheWarning, ConfigError, GpurtError, TraceError
+from gpurt.errors import ConfigError, GpurtError, GpurtWarning, TraceError
 from gpurt.loaders import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -475,5 +475,5 @@ def _fail(text: str) -> int:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """One line; of ours only: a library's warnings are not the user's business."""
-    if issubclass(category, CacheWarning):
+    if issubclass(category, GpurtWarning):
         _note("gpurt: " + " ".join(str(message).split()))

@@ -57,5 +57,13 @@ class ClosedError(GpurtError):
     """The Runtime was closed."""
 
 
-class CacheWarning(UserWarning):
+class GpurtWarning(UserWarning):
+    """Base of all warnings of gpurt; the command line prints one as one line."""
+
+
+class CacheWarning(GpurtWarning):
     """A cache folder cannot be written; the work goes on without it."""
+
+
+class TraceWarning(GpurtWarning):
+    """A trace file ends early; what it has is read."""

@@ -384,7 +384,7 @@ SPAN = _struct(
     ("wait", "u4"),
     ("stall", "u4"),
     ("run", "u4"),
-    ("worker", "u4"),
+    ("chosen", "u4"),
 )
 
 STEP_SUMMARY = _struct(

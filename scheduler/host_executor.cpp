@@ -50,6 +50,7 @@ class HostPlatform {
 
   u32 run_body(const TaskRecord& record, u64) {
     choose_rows(record, context_);
+    context_.chosen = 0;
     const HostBody body = executor_.bodies_[record.body];
     if (body == nullptr) return executor_.callback_(record.task_index, context_.worker);
     if (record.payload_mask == 0) return body(record, context_);
@@ -59,6 +60,8 @@ class HostPlatform {
           arg_address(record, i, context_.step->round, context_.program->payload_set_bytes);
     return body(placed, context_);
   }
+
+  u32 chosen() const { return context_.chosen; }
 
   u32 nap_polls() const { return executor_.spin_polls_ + kYieldPolls; }
 

@@ -40,7 +40,7 @@ GPURT_FN void keep_if_slow(const Program& program, u32 worker, u64 step) {
   while (begin > 0 && end - begin < capacity && ring[(begin - 1) & (capacity - 1)].step == slow)
     --begin;
   for (; begin < end; ++begin)
-    span_store(program.sampled_spans, program.sampled_counts, capacity,
+    span_store(program.sampled_spans, program.sampled_counts, capacity, worker,
                ring[begin & (capacity - 1)]);
 }
 

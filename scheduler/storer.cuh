@@ -93,7 +93,8 @@ struct SpanWriter {
     span.wait = static_cast<u32>(static_cast<f32>(wait) * scale);
     span.stall = static_cast<u32>(static_cast<f32>(slot.stall) * scale);
     span.run = static_cast<u32>(static_cast<f32>(run) * scale);
-    span.worker = blockIdx.x;
+    const bool is_expert = (slot.record.flags & kTaskExpertStream) != 0;
+    span.chosen = is_expert ? chosen_word(slot.chosen[0], slot.chosen[1]) : 0;
     all.add(span);
     if (slot.step % gpurt_program.sample_period == 0) sampled.add(span);
   }

@@ -56,7 +56,7 @@ namespace gpurt {
   X(rounds) X(slow_step) X(slow_bound_ns) X(pad2)
 #define GPURT_FIELDS_RankControl(X) X(in) X(abort) X(pad)
 #define GPURT_FIELDS_StepOrder(X) X(stamp) X(kind) X(checks) X(check) X(next_variant) X(pad)
-#define GPURT_FIELDS_Span(X) X(begin) X(task) X(step) X(wait) X(stall) X(run) X(worker)
+#define GPURT_FIELDS_Span(X) X(begin) X(task) X(step) X(wait) X(stall) X(run) X(chosen)
 #define GPURT_FIELDS_StepSummary(X) X(step) X(begin_ns) X(end_ns) X(rows) X(phase) X(variant)
 #define GPURT_FIELDS_Program(X) \
   X(records) X(segments) X(lists) X(list_offsets) X(counters) X(counter_infos) \

@@ -7,6 +7,7 @@
 // A Platform gives:
 //   u64  ticks()                                   clock of spans
 //   u32  run_body(const TaskRecord&, u64 step)     a FaultKind; kFaultNone if all went well
+//   u32  chosen()                                  Span::chosen of the body that ran last
 //   const u32* fault_detail()                      4 words about the body's last fault
 //   u32  nap_polls()                               from this poll on a pause may sleep
 //   void edge_pause(u32 polls)                     after each unmet poll of an edge or slot
@@ -127,6 +128,7 @@ class Worker {
       for (u32 i = 0; i < record.wait_count; ++i)
         if (!wait_for_edge(record, record.wait[i], step, met)) return false;
     }
+    u32 chosen = 0;
     if ((record.flags & kTaskAdvance) != 0) {
       controller_mirror(program_);
       advance(program_, record);
@@ -134,12 +136,14 @@ class Worker {
     } else if (const u32 kind = platform_.run_body(record, step); kind != kFaultNone) {
       report_body(record, step, kind);
       return false;
+    } else {
+      chosen = platform_.chosen();
     }
     if ((record.flags & kTaskDecides) != 0 && !decide(record, step)) return false;
     for (u32 i = 0; i < record.signal_count; ++i)
       signal_and_push(program_, record.signal[i], round_, &kept_);
     ticks_ = platform_.ticks();
-    span_record(program_, index_, task, step, begin, met, ticks_, 0);
+    span_record(program_, index_, task, step, begin, met, ticks_, chosen);
     return true;
   }
 

@@ -82,6 +82,7 @@ struct BodyContext {
   u8* scratch;             // this worker's own, 64-byte aligned
   u64 scratch_bytes;
   u32 worker;
+  u32 chosen;     // Span::chosen, set by a body that runs an expert
   u32 detail[4];  // for the Fault; kFaultNonFinite: row, column, argument index
 };
 

@@ -7,6 +7,7 @@
 // its row alone: they do not depend on who shares the expert. A slot past the active ones is empty
 // in this step, and its tasks return at once.
 #pragma once
+#include "../trace.hpp"
 #include "context.hpp"
 #include "matvec.hpp"
 #include "routes.hpp"
@@ -62,7 +63,9 @@ struct expert_matvec {
     const u32 slot = record.tile[0];
     if (slot >= routes[RoutesLayout::kActive]) return kFaultNone;
     const RoutesLayout layout{context.step->rows_capacity, 0, 0};
-    const host::ExpertTask task = host::read_expert(record, routes + layout.slot(slot));
+    const u32* const words = routes + layout.slot(slot);
+    const host::ExpertTask task = host::read_expert(record, words);
+    context.chosen = chosen_word(words[RoutesLayout::kExpert], words[RoutesLayout::kCount]);
     GPURT_AT_LEVEL(expert_run, task, context);
     return kFaultNone;
   }

@@ -19,7 +19,7 @@ from gpurt.progress import Progress
 from gpurt.request import Request
 from gpurt.runtime import Runtime
 from gpurt.trace import analysis
-from gpurt.trace.trace import end_ns
+from gpurt.trace.spans import end_ns
 
 _WARM_TOKENS = 4
 _LAUNCH_REQUESTS = 20

@@ -4,6 +4,7 @@ Data flows one way: RawTrace (executors) -> Trace -> file, analysis -> terminal,
 Nothing here knows a device.
 """
 
-from gpurt.trace.trace import SPAN, STEP, OperatorInfo, RequestInfo, Trace
+from gpurt.trace.spans import SPAN, StepSpans
+from gpurt.trace.trace import STEP, OperatorInfo, RequestInfo, Trace
 
-__all__ = ["SPAN", "STEP", "OperatorInfo", "RequestInfo", "Trace"]
+__all__ = ["SPAN", "STEP", "OperatorInfo", "RequestInfo", "StepSpans", "Trace"]

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.errors import TraceError
-from gpurt.trace.trace import PHASES, Trace, end_ns
+from gpurt.trace.spans import end_ns
+from gpurt.trace.trace import PHASES, Trace
 
 SPLIT_NAMES = ("compute", "stall", "wait", "idle", "tail")
 PATH_NAMES = ("compute", "stall", "hop", "worker", "open")

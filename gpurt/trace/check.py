@@ -17,11 +17,6 @@ def check_trace(trace: Trace) -> None:
     if trace.workers < 1 or trace.ranks < 1 or trace.workers % trace.ranks:
         raise ValueError(f"{trace.workers} workers of {trace.ranks} ranks")
     _below("an operator of a task", trace.task_op, operators)
-    for name, limit in (("task", tasks), ("op", operators), ("worker", trace.workers)):
-        _below(f"a span's {name}", trace.spans[name], limit)
-    for name in ("wait_ns", "run_ns", "stall_ns"):
-        if len(trace.spans) and int(trace.spans[name].min()) < 0:
-            raise ValueError(f"a negative {name}")
     for name, sized in (("task_bytes", trace.task_bytes), ("task_dynamic", trace.task_dynamic)):
         if len(sized) != tasks:
             raise ValueError(f"{len(sized)} of {name} for {tasks} tasks")
@@ -31,13 +26,26 @@ def check_trace(trace: Trace) -> None:
         if regions:  # files of older versions have neither
             _rows(name, rows, tasks, regions)
     _below("an operator of a payload edge", np.array(trace.payload_edges, np.int64), operators)
-    numbers = trace.spans["step"]  # unsigned: a difference would wrap
-    if (numbers[1:] < numbers[:-1]).any():
-        raise ValueError("spans that are not in the order of their steps")
     _below("a step's variant", trace.steps["variant"], len(trace.variant_rows))
-    numbers = trace.steps["step"]
+    numbers = trace.steps["step"]  # unsigned: a difference would wrap
     if (numbers[1:] <= numbers[:-1]).any():
         raise ValueError("steps that are not in order")
+
+
+def check_spans(trace: Trace, spans: NDArray[Any], step: int, *, is_whole: bool) -> None:
+    """Spans that are said to be one step's. Raises: ValueError as above."""
+    tasks, operators = len(trace.task_op), len(trace.operators)
+    for name, limit in (("task", tasks), ("op", operators), ("worker", trace.workers)):
+        _below(f"a span's {name}", spans[name], limit)
+    for name in ("wait_ns", "run_ns", "stall_ns"):
+        if len(spans) and int(spans[name].min()) < 0:
+            raise ValueError(f"a negative {name}")
+    if (spans["step"] != step).any() or not len(spans):
+        raise ValueError(f"spans that are not of step {step}")
+    if (np.diff(spans["begin_ns"]) < 0).any():
+        raise ValueError(f"spans of step {step} that are not in order")
+    if is_whole != bool(len(trace.whole_among(spans))):
+        raise ValueError(f"step {step} that lacks spans, or does not")
 
 
 # ---- helpers ---------------------------------------------------------------------------------

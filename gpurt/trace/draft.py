@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpurt.trace.trace import PHASES, end_ns
+from gpurt.trace.spans import end_ns
+from gpurt.trace.trace import PHASES
 
 if TYPE_CHECKING:
     from gpurt.trace.trace import Trace

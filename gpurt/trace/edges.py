@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.trace.trace import Rows, Trace, end_ns
+from gpurt.trace.spans import end_ns
+from gpurt.trace.trace import Rows, Trace
 
 ARROW = " -> "
 

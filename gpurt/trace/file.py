@@ -1,16 +1,27 @@
-"""The trace file: 24 bytes of header, then one msgpack map whose arrays are raw bytes.
+"""The trace file: a header, then blocks as they come.
 
-    0  magic "GPURTTRC"    8  version u32    12  crc32 of the body u32    16  body bytes u64
+    header   magic "GPURTTRC" | version u32
+    block    kind 4 bytes | crc32 of the body u32 | step u64 | bytes u64 | crc32 of these u32 | body
 
-A reader refuses what is newer than it is, and tells truncation from damage.
+    HEAD   msgpack: what the plan says, requests, figures of the whole run. The first one
+    SUMS   the summaries of all steps, STEP
+    STEP   the spans of one step that has all of them, SPAN by begin
+    PART   the same of a step that lacks some
+    DONE   nothing: the file is whole
+
+Opening reads the blocks' heads and the first two bodies; a step's spans are read, and checked, when
+they are asked for. A file that ends early (a full disk, a copy that broke off) opens up to its last
+whole block, with one TraceWarning; it needs its HEAD. Damage is an error; so is another version.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import warnings
 import zlib
-from dataclasses import astuple, replace
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -18,83 +29,217 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.errors import TraceError
-from gpurt.trace.check import check_trace
-from gpurt.trace.trace import SPAN, STEP, OperatorInfo, RequestInfo, Rows, Trace
+from gpurt.errors import TraceError, TraceWarning
+from gpurt.trace.check import check_spans, check_trace
+from gpurt.trace.spans import SPAN, StepSpans
+from gpurt.trace.trace import STEP, OperatorInfo, RequestInfo, Rows, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAGIC = b"GPURTTRC"
-VERSION = 1
-HEADER = struct.Struct("<8sIIQ")
+VERSION = 2
+HEADER = struct.Struct("<8sI")
+BLOCK = struct.Struct("<4sIQQ")
+CRC = struct.Struct("<I")
+BLOCK_BYTES = BLOCK.size + CRC.size
+KINDS = (b"HEAD", b"SUMS", b"STEP", b"PART", b"DONE")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where a block's body lies in the file."""
+
+    kind: bytes
+    step: int
+    begin: int
+    size_bytes: int
+    checksum: int
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write `trace`. Raises: TraceError if the path cannot be written."""
-    body = cast("bytes", msgpack.packb(_to_wire(trace), use_bin_type=True))
-    header = HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body))
+    """Write `trace`, step by step. Raises: TraceError if the path cannot be written."""
+    if isinstance(trace.kept, FileSpans):
+        trace.kept.all()  # it may be the file that is about to be written
     try:
-        Path(path).write_bytes(header + body)
+        with Path(path).open("wb") as file:
+            file.write(HEADER.pack(MAGIC, VERSION))
+            for kind, step, body in _bodies(trace):
+                head = BLOCK.pack(kind, zlib.crc32(body), step, len(body))
+                file.write(head + CRC.pack(zlib.crc32(head)))
+                file.write(body)
     except OSError as error:
         what = f"cannot write the trace: {error.strerror}"
         raise TraceError(f"{what} - at {path} - choose another path") from error
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a trace. Raises: TraceError naming the file and what is wrong with it.
-
-    The header is checked first, so a large file that is no trace is not read.
+    """Open a trace. Raises: TraceError naming the file and what is wrong with it; a step that is
+    damaged is named when its spans are asked for. Warns: TraceWarning if the file ends early.
     """
     try:
         with Path(path).open("rb") as file:
-            size_bytes, checksum = _check_header(file, path)
-            body = file.read(size_bytes)
+            blocks = _index(file, path)
+            head = _body(file, blocks[0], path)
+            sums = [_body(file, b, path) for b in blocks if b.kind == b"SUMS"]
     except OSError as error:
-        what = f"cannot read the trace: {error.strerror}"
-        raise TraceError(f"{what} - at {path} - check the path") from error
-    if zlib.crc32(body) != checksum:
-        raise TraceError(f"the trace's checksum is wrong - at {path} - write it again")
+        raise _unreadable(path, error) from error
     try:
-        trace = _from_wire(msgpack.unpackb(body))
+        spans = FileSpans(path, [b for b in blocks if b.kind in (b"STEP", b"PART")])
+        steps = np.frombuffer(b"".join(sums), STEP).copy()
+        trace = _from_wire(msgpack.unpackb(head), spans, steps)
         check_trace(trace)
+        spans.belong_to(trace)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        what = f"the trace's fields do not fit version {VERSION} ({error!r})"
-        raise TraceError(f"{what} - at {path} - write it again") from error
+        raise _unfit(path, error) from error
     return trace
 
 
-# ---- helpers ---------------------------------------------------------------------------------
-def _check_header(file: BinaryIO, path: str | Path) -> tuple[int, int]:
-    """(bytes of the body, its checksum)."""
-    header = file.read(HEADER.size)
+class FileSpans(StepSpans):
+    """Spans of a file, by step: read and checked when asked for, and then kept."""
+
+    def __init__(self, path: str | Path, blocks: Sequence[Block]) -> None:
+        """Blocks: of spans. Raises: ValueError if they are not in the order of their steps."""
+        self._path = path
+        self._blocks = {b.step: b for b in blocks}
+        numbers = [b.step for b in blocks]
+        if numbers != sorted(self._blocks):
+            raise ValueError("steps that are not in order")
+        if any(b.size_bytes % SPAN.itemsize for b in blocks):
+            raise ValueError("spans that are not whole")
+        self._read: dict[int, NDArray[Any]] = {}
+        self._joined: NDArray[Any] | None = None
+        self._trace: Trace | None = None
+        whole = [b.step for b in blocks if b.kind == b"STEP"]
+        self.whole_steps = np.array(whole, np.uint64)
+
+    def belong_to(self, trace: Trace) -> None:
+        """To check them against."""
+        self._trace = trace
+
+    def __len__(self) -> int:
+        return sum(b.size_bytes for b in self._blocks.values()) // SPAN.itemsize
+
+    @property
+    def steps(self) -> list[int]:
+        """See StepSpans."""
+        return list(self._blocks)
+
+    def all(self) -> NDArray[Any]:
+        """See StepSpans. Raises: TraceError for a damaged one."""
+        if self._joined is None:
+            parts = [self.of(step) for step in self._blocks]
+            self._joined = np.concatenate([np.zeros(0, SPAN), *parts])
+            ends = np.cumsum([len(p) for p in parts])
+            for step, part, end in zip(self._blocks, parts, ends, strict=True):
+                self._read[step] = self._joined[end - len(part) : end]
+        return self._joined
+
+    def of(self, step: int) -> NDArray[Any]:
+        """See StepSpans. Raises: TraceError for a damaged one, or if the file has changed."""
+        if step not in self._blocks:
+            return np.zeros(0, SPAN)
+        if step not in self._read:
+            self._read[step] = self._load(self._blocks[step])
+        return self._read[step]
+
+    def _load(self, block: Block) -> NDArray[Any]:
+        try:
+            with Path(self._path).open("rb") as file:
+                spans = np.frombuffer(_body(file, block, self._path), SPAN).copy()
+        except OSError as error:
+            raise _unreadable(self._path, error) from error
+        try:
+            if self._trace is not None:
+                check_spans(self._trace, spans, block.step, is_whole=block.kind == b"STEP")
+        except ValueError as error:
+            raise _unfit(self._path, error) from error
+        return spans
+
+
+# ---- blocks ----------------------------------------------------------------------------------
+def _bodies(trace: Trace) -> Iterator[tuple[bytes, int, bytes]]:
+    """(kind, step, body) of all blocks."""
+    yield b"HEAD", 0, cast("bytes", msgpack.packb(_to_wire(trace), use_bin_type=True))
+    yield b"SUMS", 0, trace.steps.tobytes()
+    whole = set(trace.whole_steps.tolist())
+    for step in trace.kept.steps:
+        yield b"STEP" if step in whole else b"PART", step, trace.spans_of(step).tobytes()
+    yield b"DONE", 0, b""
+
+
+def _index(file: BinaryIO, path: str | Path) -> list[Block]:
+    """All whole blocks; the first is the HEAD."""
     there = os.fstat(file.fileno()).st_size
+    header = file.read(HEADER.size)
     if len(header) < HEADER.size or not header.startswith(MAGIC):
         what = f"not a trace file: {there} bytes without its mark"
         raise TraceError(f"{what} - at {path} - pass a file that gpurt run --trace wrote")
-    _, version, checksum, size_bytes = HEADER.unpack(header)
-    if not 1 <= version <= VERSION:
-        what = f"trace file of version {version}, this gpurt reads 1 to {VERSION}"
-        raise TraceError(f"{what} - at {path} - update gpurt")
-    if there - HEADER.size != size_bytes:
-        what = f"the trace has {there - HEADER.size} bytes of {size_bytes}"
+    version = HEADER.unpack(header)[1]
+    if version != VERSION:
+        what = f"trace file of version {version}, this gpurt reads version {VERSION}"
+        hint = "update gpurt" if version > VERSION else "trace the run again"
+        raise TraceError(f"{what} - at {path} - {hint}")
+    blocks: list[Block] = []
+    at = HEADER.size
+    while at + BLOCK_BYTES <= there and (not blocks or blocks[-1].kind != b"DONE"):
+        file.seek(at)
+        packed = file.read(BLOCK_BYTES)
+        kind, checksum, step, size_bytes = BLOCK.unpack_from(packed)
+        is_first = not blocks
+        if CRC.unpack_from(packed, BLOCK.size)[0] != zlib.crc32(packed[: BLOCK.size]):
+            raise TraceError(f"the trace is damaged at byte {at} - at {path} - write it again")
+        if kind not in KINDS or (kind == b"HEAD") != is_first:
+            raise _unfit(path, ValueError(f"block {len(blocks)} is {kind!r}"))
+        if at + BLOCK_BYTES + size_bytes > there:
+            break
+        blocks.append(Block(kind, step, at + BLOCK_BYTES, size_bytes, checksum))
+        at += BLOCK_BYTES + size_bytes
+    if not blocks:
+        what = f"the trace ends in its head, after {there} bytes"
         raise TraceError(f"{what} - at {path} - write it again")
-    return size_bytes, checksum
+    if blocks[-1].kind != b"DONE":
+        steps = sum(b.kind in (b"STEP", b"PART") for b in blocks)
+        what = f"the trace ends early, after the spans of {steps} steps"
+        warnings.warn(f"{what} - at {path} - what follows is of those", TraceWarning, stacklevel=4)
+    elif at != there:
+        what = f"the trace has {there - at} bytes too many"
+        raise TraceError(f"{what} - at {path} - write it again")
+    return blocks
 
 
+def _body(file: BinaryIO, block: Block, path: str | Path) -> bytes:
+    file.seek(block.begin)
+    body = file.read(block.size_bytes)
+    if len(body) != block.size_bytes or zlib.crc32(body) != block.checksum:
+        what = f"the trace's checksum is wrong at byte {block.begin}"
+        raise TraceError(f"{what} - at {path} - write it again")
+    return body
+
+
+# ---- errors ----------------------------------------------------------------------------------
+def _unreadable(path: str | Path, error: OSError) -> TraceError:
+    what = f"cannot read the trace: {error.strerror}"
+    return TraceError(f"{what} - at {path} - check the path")
+
+
+def _unfit(path: str | Path, error: Exception) -> TraceError:
+    what = f"the trace's fields do not fit version {VERSION} ({error!r})"
+    return TraceError(f"{what} - at {path} - write it again")
+
+
+# ---- the HEAD --------------------------------------------------------------------------------
 def _to_wire(trace: Trace) -> dict[str, Any]:
     return {
         "name": trace.name,
         "device": trace.device,
         "workers": trace.workers,
-        "operators": [[o.name, o.body, o.path, o.layer] for o in trace.operators],
+        "operators": [list(astuple(o)) for o in trace.operators],
         "task_op": trace.task_op.astype("<i8").tobytes(),
         "task_bytes": trace.task_bytes.astype("<i8").tobytes(),
         "waits": _to_bytes(trace.waits),
         "producers": _to_bytes(trace.producers),
         "payload_edges": [list(e) for e in trace.payload_edges],
-        "spans": trace.spans.tobytes(),
-        "steps": trace.steps.tobytes(),
         "dropped": trace.dropped,
         "regions": list(trace.regions),
         "task_reads": _to_bytes(trace.task_reads),
@@ -107,34 +252,36 @@ def _to_wire(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _from_wire(wire: Mapping[str, Any]) -> Trace:
-    nothing = [bytes(8), b""]  # files of version 1 may lack what came later
+def _from_wire(wire: Mapping[str, Any], kept: StepSpans, steps: NDArray[Any]) -> Trace:
     task_op = _integers(wire["task_op"])
     dynamic = np.zeros(len(task_op), bool)
-    dynamic[list(wire.get("task_dynamic", ()))] = True
-    variant_rows, variant_tasks = wire.get("variants", ([0], [len(task_op)]))
+    dynamic[list(wire["task_dynamic"])] = True
+    variant_rows, variant_tasks = wire["variants"]
     if sum(variant_tasks) != len(task_op) or len(variant_rows) != len(variant_tasks):
         raise ValueError(f"variants {variant_tasks} of {len(task_op)} tasks")
     return Trace(
         name=str(wire["name"]),
         device=str(wire["device"]),
         workers=int(wire["workers"]),
-        operators=tuple(OperatorInfo(*row) for row in wire["operators"]),
+        operators=tuple(
+            OperatorInfo(str(name), str(body), str(path), int(layer), int(experts))
+            for name, body, path, layer, experts in wire["operators"]
+        ),
         task_op=task_op,
         task_bytes=_integers(wire["task_bytes"]),
         waits=_rows(wire["waits"]),
         producers=_rows(wire["producers"]),
         payload_edges=tuple((int(a), int(b)) for a, b in wire["payload_edges"]),
-        spans=np.frombuffer(wire["spans"], SPAN).copy(),
-        steps=np.frombuffer(wire["steps"], STEP).copy(),
+        kept=kept,
+        steps=steps,
         dropped=int(wire["dropped"]),
-        regions=tuple(str(r) for r in wire.get("regions", ())),
-        task_reads=_rows(wire.get("task_reads", nothing)),
-        task_writes=_rows(wire.get("task_writes", nothing)),
+        regions=tuple(str(r) for r in wire["regions"]),
+        task_reads=_rows(wire["task_reads"]),
+        task_writes=_rows(wire["task_writes"]),
         task_dynamic=dynamic,
-        requests=tuple(_request(row) for row in wire.get("requests", ())),
-        ranks=int(wire.get("ranks", 1)),
-        ceiling_gbps=float(wire.get("ceiling_gbps", 0.0)),
+        requests=tuple(_request(row) for row in wire["requests"]),
+        ranks=int(wire["ranks"]),
+        ceiling_gbps=float(wire["ceiling_gbps"]),
         task_variant=np.repeat(np.arange(len(variant_tasks)), variant_tasks),
         variant_rows=tuple(int(rows) for rows in variant_rows),
     )

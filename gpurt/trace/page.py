@@ -26,7 +26,8 @@ import gpurt
 from gpurt.errors import TraceError
 from gpurt.trace.analysis import operator_key, operator_name
 from gpurt.trace.slow import slow_steps
-from gpurt.trace.trace import PHASES, Rows, Trace, end_ns
+from gpurt.trace.spans import end_ns
+from gpurt.trace.trace import PHASES, Rows, Trace
 
 # In the order in which they may use each other while they load.
 MODULES = (
@@ -190,7 +191,7 @@ def _steps_on_the_clock_of_spans(trace: Trace) -> NDArray[Any]:
     no use on one time axis.
     """
     row_of = {int(s): i for i, s in enumerate(trace.steps["step"])}
-    known = [(step, row_of[step]) for step in trace.step_ranges if step in row_of]
+    known = [(step, row_of[step]) for step in trace.kept.steps if step in row_of]
     apart = 0
     for step, row in known:
         spans, summary = trace.spans_of(step), trace.steps[row]

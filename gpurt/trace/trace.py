@@ -17,26 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.errors import TraceError
+from gpurt.trace.spans import SPAN, StepSpans
 
 if TYPE_CHECKING:
     from gpurt.executors.base import RawTrace
     from gpurt.plan import Plan, PlanRegion
 
-# One task on one worker. begin: claimed, the wait starts; begin + wait: edges met, the run starts;
-# begin + wait + run: signalled. stall: part of the run, waiting for streamed weights.
-SPAN = np.dtype(
-    [
-        ("begin_ns", "<i8"),
-        ("wait_ns", "<i8"),
-        ("run_ns", "<i8"),
-        ("stall_ns", "<i8"),
-        ("step", "<u8"),
-        ("task", "<u4"),
-        ("op", "<u4"),
-        ("worker", "<u4"),
-        ("layer", "<u4"),
-    ]
-)
 # phase: 0 plain, 1 prefill, 2 decode. variant: index into Trace.variant_rows.
 STEP = np.dtype(
     [
@@ -54,12 +40,13 @@ STEP_MASK = (1 << 32) - 1  # a raw span keeps the low half of its step's number
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """What a plan says about an operator."""
+    """What a plan says about an operator. experts: of how many each of its tasks runs one, or 0."""
 
     name: str
     body: str
     path: str
     layer: int
+    experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,12 +74,12 @@ def _no_rows() -> Rows:
 
 @dataclass(frozen=True)
 class Trace:
-    """spans: SPAN, by step and begin. steps: STEP, by number; every step, also without spans.
+    """kept: the spans, see `spans`. steps: STEP, by number; every step, also without spans.
 
     task_op, task_bytes: by task. waits: counters a task waits for; producers: tasks that signal a
     counter; both as Rows. payload_edges: (producer operator, consumer operator).
-    regions: `x[0:16, 0:576] f32`, to which task_reads and task_writes point, Rows by task; empty in
-    a file of an older gpurt. task_dynamic: whether a step may do without the task (a slot of an
+    regions: `x[0:16, 0:576] f32`, to which task_reads and task_writes point, Rows by task; none
+    where they are not known. task_dynamic: whether a step may do without the task (a slot of an
     expert that no row chose). task_variant: which of the plan's variants it belongs to; steps of
     variant i have up to variant_rows[i] rows. requests: those that are known. dropped: spans that
     newer ones overwrote. ranks: workers are as many for each, those of rank 0 first.
@@ -108,7 +95,7 @@ class Trace:
     waits: Rows = field(repr=False)
     producers: Rows = field(repr=False)
     payload_edges: tuple[tuple[int, int], ...] = field(repr=False)
-    spans: NDArray[Any] = field(repr=False)
+    kept: StepSpans = field(repr=False)
     steps: NDArray[Any] = field(repr=False)
     dropped: int = 0
     regions: tuple[str, ...] = field(default=(), repr=False)
@@ -124,7 +111,7 @@ class Trace:
     ceiling_gbps: float = 0.0
 
     def __post_init__(self) -> None:
-        """What older files do not say: every task runs in every step."""
+        """Unless told otherwise, every task runs in every step."""
         if not len(self.task_dynamic):
             object.__setattr__(self, "task_dynamic", np.zeros(len(self.task_op), bool))
         if len(self.task_variant) != len(self.task_op):
@@ -158,7 +145,7 @@ class Trace:
             name=plan.name,
             device=f"{plan.target.kind} {plan.target.arch}".rstrip(),
             workers=plan.target.workers,
-            operators=tuple(OperatorInfo(o.name, o.body, o.path, o.layer) for o in plan.operators),
+            operators=_operators(plan),
             task_op=task_op,
             task_bytes=np.array(sizes, np.int64),
             waits=_rows([c for c, _ in t.waits] for t in plan.tasks),
@@ -166,7 +153,7 @@ class Trace:
             payload_edges=tuple(
                 sorted({(e.producer_op, e.consumer_op) for e in plan.edges if e.kind == "payload"})
             ),
-            spans=known,
+            kept=StepSpans(known),
             steps=steps,
             dropped=raw.dropped,
             regions=regions,
@@ -201,6 +188,15 @@ class Trace:
 
         return critical_path(self, typical_step(self) if step is None else step)
 
+    @property
+    def spans(self) -> NDArray[Any]:
+        """All spans: SPAN, by step and begin. Of a file: reads all of them; see `spans_of`."""
+        return self.kept.all()
+
+    def spans_of(self, step: int) -> NDArray[Any]:
+        """The spans of one step, by begin; empty if none was kept."""
+        return self.kept.of(step)
+
     def lane(self, worker: int) -> tuple[int, int]:
         """(rank, worker of that rank)."""
         return divmod(worker, self.workers // self.ranks)
@@ -216,24 +212,17 @@ class Trace:
         """Numbers of the steps of which every span is here that no step of its variant may do
         without.
         """
-        needed = self.spans[~self.task_dynamic[self.spans["task"]]]
+        known = self.kept.whole_steps
+        return self.whole_among(self.spans) if known is None else known
+
+    def whole_among(self, spans: NDArray[Any]) -> NDArray[np.uint64]:
+        """Numbers of the steps of which `spans` holds all."""
+        needed = spans[~self.task_dynamic[spans["task"]]]
         numbers, first, counts = np.unique(needed["step"], return_index=True, return_counts=True)
         wanted = np.bincount(self.task_variant[~self.task_dynamic])
         variants = self.task_variant[needed["task"][first]]
         whole: NDArray[np.uint64] = numbers[counts == wanted[variants]].astype(np.uint64)
         return whole
-
-    @cached_property
-    def step_ranges(self) -> dict[int, tuple[int, int]]:
-        """Where each step's spans lie in `spans`."""
-        numbers, starts = np.unique(self.spans["step"], return_index=True)
-        ends = [*starts[1:].tolist(), len(self.spans)]
-        return {int(n): (int(a), b) for n, a, b in zip(numbers, starts, ends, strict=True)}
-
-    def spans_of(self, step: int) -> NDArray[Any]:
-        """The spans of one step, by begin; empty if none was kept."""
-        low, high = self.step_ranges.get(step, (0, 0))
-        return self.spans[low:high]
 
     def producers_of(self, task: int) -> NDArray[np.int64]:
         """Tasks whose signals or payload `task` waits for."""
@@ -250,12 +239,6 @@ def row(rows: Rows, index: int) -> NDArray[np.int64]:
     """Row `index`, a view."""
     offsets, values = rows
     return values[offsets[index] : offsets[index + 1]]
-
-
-def end_ns(spans: NDArray[Any]) -> NDArray[np.int64]:
-    """When each span was signalled."""
-    total: NDArray[np.int64] = spans["begin_ns"] + spans["wait_ns"] + spans["run_ns"]
-    return total
 
 
 # ---- helpers ---------------------------------------------------------------------------------
@@ -276,6 +259,7 @@ def _merge(raw: RawTrace, first_step: int, last_step: int | None) -> NDArray[Any
         for name in ("wait", "run", "stall"):
             rows[f"{name}_ns"] = _ticks(part[name], raw.tick_ns)
         rows["task"], rows["worker"] = part["task"], worker
+        rows["expert"], rows["expert_rows"] = part["chosen"] & 0xFFFF, part["chosen"] >> 16
         # Steps of one trace lie within 2^32 of its first one.
         rows["step"] = first_step + ((part["step"].astype(np.int64) - first_step) & STEP_MASK)
     if last_step is not None:
@@ -323,6 +307,19 @@ def _rows(lists: Iterable[Sequence[int]]) -> Rows:
     offsets = np.zeros(len(kept) + 1, np.int64)
     np.cumsum([len(r) for r in kept], out=offsets[1:])
     return offsets, np.array(list(itertools.chain.from_iterable(kept)), np.int64)
+
+
+def _operators(plan: Plan) -> tuple[OperatorInfo, ...]:
+    """A task that runs an expert reads a weight [experts, rows, columns]."""
+    experts = dict.fromkeys(range(len(plan.operators)), 0)
+    for task in plan.tasks:
+        read = [plan.buffers[index] for index, _ in task.reads]
+        stacks = [b.shape[0] for b in read if b.role == "weight" and len(b.shape) == 3]
+        experts[task.op] = max([experts[task.op], *stacks])
+    return tuple(
+        OperatorInfo(o.name, o.body, o.path, o.layer, experts[i])
+        for i, o in enumerate(plan.operators)
+    )
 
 
 def _dynamic(plan: Plan) -> NDArray[np.bool_]:

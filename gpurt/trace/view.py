@@ -20,7 +20,8 @@ from gpurt.errors import TraceError
 from gpurt.trace import analysis, figures
 from gpurt.trace.edges import EdgeRow, edge_rows
 from gpurt.trace.slow import slow_steps
-from gpurt.trace.trace import PHASES, Trace, end_ns
+from gpurt.trace.spans import end_ns
+from gpurt.trace.trace import PHASES, Trace
 
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red", "bright_cyan", "bright_green")
 SPLIT_COLOURS = dict(

@@ -195,7 +195,8 @@ class FakeExecutor:
         return self.body_error
 
     def raw_trace(self):
-        spans = [np.array([s for s in self._spans if s[-1] == w], wire.SPAN) for w in (0, 1)]
+        own = [[(*s[:-1], 0) for s in self._spans if s[-1] == w] for w in (0, 1)]
+        spans = [np.array(rows, wire.SPAN) for rows in own]
         steps = sorted({s[2] for s in self._spans})
         rows = [(s, s * 400, s * 400 + 300, 1, 2, 0) for s in steps]
         summaries = np.array(rows, wire.STEP_SUMMARY)

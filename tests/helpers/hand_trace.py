@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpurt.trace import SPAN, STEP, OperatorInfo, Trace
+from gpurt.trace import SPAN, STEP, OperatorInfo, StepSpans, Trace
 
 #        begin wait run stall step task op worker layer
 STEP_0 = (
@@ -24,11 +24,12 @@ STEP_0 = (
 def hand_trace(steps=1, **changes):
     """`steps` equal steps, each begins 1000 ns after the one before."""
     rows = [
-        (b + s * 1000, w, r, st, s, t, o, k, ly)
+        (b + s * 1000, w, r, st, s, t, o, k, ly, 0, 0)
         for s in range(steps)
         for b, w, r, st, _, t, o, k, ly in STEP_0
     ]
     spans = np.array(rows, SPAN)
+    spans = changes.pop("spans", spans[np.lexsort((spans["begin_ns"], spans["step"]))])
     fields = {
         "name": "hand",
         "device": "host",
@@ -43,7 +44,7 @@ def hand_trace(steps=1, **changes):
         "waits": (np.array([0, 0, 1, 2, 3]), np.array([0, 0, 1])),
         "producers": (np.array([0, 1, 3]), np.array([0, 1, 2])),
         "payload_edges": (),
-        "spans": spans[np.lexsort((spans["begin_ns"], spans["step"]))],
+        "kept": StepSpans(spans),
         "steps": np.array([(s, s * 1000, s * 1000 + 1000, 1, 2, 0) for s in range(steps)], STEP),
         "dropped": 0,
     }

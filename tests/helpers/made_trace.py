@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpurt.trace import SPAN, STEP, OperatorInfo, RequestInfo, Trace
+from gpurt.trace import SPAN, STEP, OperatorInfo, RequestInfo, StepSpans, Trace
 
 HOP_NS = 700  # signal to start
 GAP_NS = 1500  # end of a step to the first start of the next
@@ -107,7 +107,7 @@ def _trace(workers, operators, tiles, spans, table) -> Trace:
         waits=(np.concatenate([[0], np.cumsum(waited)]), task_op[waited] - 1),
         producers=(np.concatenate([[0], np.cumsum(tiles)]), np.arange(len(task_op))),
         payload_edges=(),
-        spans=spans[np.lexsort((spans["begin_ns"], spans["step"]))],
+        kept=StepSpans(spans[np.lexsort((spans["begin_ns"], spans["step"]))]),
         steps=table,
         regions=tuple(f"{o[0].name}.y[0:16, 0:576] f32" for o in operators),
         task_reads=(np.arange(len(task_op) + 1), np.maximum(task_op - 1, 0)),

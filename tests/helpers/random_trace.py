@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpurt.trace import SPAN, STEP, OperatorInfo, Trace
+from gpurt.trace import SPAN, STEP, OperatorInfo, StepSpans, Trace
 
 
 def random_trace(seed, steps=3):
@@ -33,7 +33,7 @@ def random_trace(seed, steps=3):
             end[task] = met + run
             free[worker[task]] = end[task]
             rows.append(
-                (begin, met - begin, run, stall, step, task, task_op[task], worker[task], 0)
+                (begin, met - begin, run, stall, step, task, task_op[task], worker[task], 0, 0, 0)
             )
         table[step] = (step, opened, max(end.values()), 1, 2, 0)
         opened = max(end.values()) + ns(0, 40)
@@ -51,6 +51,6 @@ def random_trace(seed, steps=3):
         waits=(np.arange(tasks + 1), np.arange(tasks)),
         producers=(offsets, np.concatenate([*lists, np.zeros(0, np.int64)])),
         payload_edges=(),
-        spans=spans[np.lexsort((spans["begin_ns"], spans["step"]))],
+        kept=StepSpans(spans[np.lexsort((spans["begin_ns"], spans["step"]))]),
         steps=table,
     )

@@ -51,6 +51,7 @@ struct Platform {
     static constexpr u32 kDetail[4] = {7, 0, 0, 0};
     return kDetail;
   }
+  static u32 chosen() { return 0; }
   static u32 nap_polls() { return 256; }
   static void edge_pause(u32) { pause(); }
   static void step_pause(u64, u32, bool) { pause(); }

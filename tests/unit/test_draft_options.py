@@ -15,7 +15,7 @@ from gpurt.loaders import load_model
 from gpurt.reply import stats_line
 from gpurt.runtime import Runtime
 from gpurt.serving import Drafting
-from gpurt.trace import SPAN, STEP, OperatorInfo, Trace
+from gpurt.trace import SPAN, STEP, OperatorInfo, StepSpans, Trace
 from gpurt.trace.draft import draft_times
 from tests.helpers.hand_trace import hand_trace
 from tests.helpers.tiny import tiny_folder
@@ -126,9 +126,9 @@ def drafted_trace() -> Trace:
     for step, (phase, longer) in enumerate([(1, 0), (2, 0), (2, 100_000)]):
         at = step * 1_000_000
         spans += [
-            (at, 0, 300_000, 0, step, 0, 0, 0, 0),
-            (at, 400_000, 50_000, 0, step, 1, 1, 1, 0),  # runs from 400 to 450 us
-            (at + 450_000, 10_000, 40_000 + longer, 0, step, 2, 2, 0, 0),  # to 500, or 600
+            (at, 0, 300_000, 0, step, 0, 0, 0, 0, 0, 0),
+            (at, 400_000, 50_000, 0, step, 1, 1, 1, 0, 0, 0),  # runs from 400 to 450 us
+            (at + 450_000, 10_000, 40_000 + longer, 0, step, 2, 2, 0, 0, 0, 0),  # to 500, or 600
         ]
         steps.append((step, at, at + 700_000 + longer, 4, phase, 0))
     operators = ("g.layers[0].up", "g.draft.block", "g.draft.select", "g.drafty")
@@ -136,7 +136,7 @@ def drafted_trace() -> Trace:
         hand_trace(),
         operators=tuple(OperatorInfo("x", "x", path, 0) for path in operators),
         task_op=np.array([0, 1, 2, 3]),
-        spans=np.array(spans, SPAN),
+        kept=StepSpans(np.array(spans, SPAN)),
         steps=np.array(steps, STEP),
     )
 

@@ -35,8 +35,7 @@ def test_every_task_of_every_step_has_exactly_one_span(policy):
     spans = np.concatenate(raw.spans)
     found = sorted(zip(spans["step"].tolist(), spans["task"].tolist(), strict=True))
     assert found == [(step, task) for step in range(50) for task in range(len(plan[0].tasks))]
-    for worker, own in enumerate(raw.spans):
-        assert set(own["worker"].tolist()) <= {worker}
+    for own in raw.spans:
         ends = own["begin"] + own["wait"] + own["run"]
         assert (ends[:-1] <= own["begin"][1:]).all()
 

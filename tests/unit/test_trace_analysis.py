@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpurt.errors import TraceError
-from gpurt.trace import RequestInfo, analysis
+from gpurt.trace import RequestInfo, StepSpans, analysis
 from gpurt.trace.figures import acceptance, bandwidth, experts
 from gpurt.trace.slow import slow_steps
 from tests.helpers.hand_trace import hand_trace
@@ -144,7 +144,7 @@ def test_a_slow_step_names_the_start_that_came_late():
 def test_slow_steps_without_spans_are_followed_by_slow_ones_with_spans():
     trace = slowed(3, run_ns=5000)
     kept = np.isin(trace.spans["step"], (0, 1))
-    rows = slow_steps(replace(trace, spans=trace.spans[kept]), 2)
+    rows = slow_steps(replace(trace, kept=StepSpans(trace.spans[kept])), 2)
     assert [(r.step, r.kept) for r in rows] == [(3, False), (0, True), (1, True)]
     assert rows[0].why == "no spans kept"
 
@@ -160,7 +160,7 @@ def test_experts_are_the_dynamic_tasks_that_ran():
     dynamic = np.array([False, True, True, False])
     trace = hand_trace(2, task_dynamic=dynamic)
     absent = (trace.spans["step"] == 1) & (trace.spans["task"] == 1)
-    trace = replace(trace, spans=trace.spans[~absent])
+    trace = replace(trace, kept=StepSpans(trace.spans[~absent]))
     (row,) = experts(trace)
     assert (row.name, row.tasks) == ("layers[*].up", 2)
     assert (row.share, row.least, row.most) == (0.75, 0.5, 1.0)

@@ -4,7 +4,8 @@ Owns: device memory and what lies in it, the launch, copies beside a resident ke
 Does not know: what the kernel does (scheduler/persistent.cu) and who submits (gpurt/runtime.py).
 Importing this module never starts CUDA.
 
-    load     compile (cuda_compile) -> load code -> prove residency -> allocate -> upload
+    load     allocate -> upload weights, compiling (cuda_compile) beside it -> load code -> prove
+             residency -> upload the plan
     launch   zero counters -> payload sets to sentinels -> control words -> cooperative launch
     resident nothing is allocated, freed, loaded or compiled; reads and writes are asynchronous
              copies on a stream of their own, through pinned memory
@@ -15,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +29,7 @@ from gpurt.errors import ClosedError, DeviceError, PlanError
 from gpurt.executors import program
 from gpurt.executors.base import Executor, HostView, Options, RawTrace, whole_spans
 from gpurt.executors.contents import contents_of
-from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, compile_kernel
+from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, KernelCode, compile_kernel
 from gpurt.executors.cuda_driver import STAGING_BYTES, Device, Kernel
 from gpurt.graph import Graph
 from gpurt.plan import MEMORIES, TWO_SETS, Plan, PlanBuffer, align_up, name_in_variant
@@ -91,21 +93,22 @@ class CudaExecutor:
         self._memory = _Memory()
         _check_target(plan, device)
         _check_display(options, device)
-        progress("compiling", 0, 1)
-        bodies = {op.body.name: op.body for op in graph.operators}
-        self._code = compile_kernel(plan, bodies, device.limits.arch)
-        progress("compiling", 1, 1)
-        self._kernel = Kernel(device, self._code.cubin, ENTRY)
         self._stream, self._copies = device.stream(), device.stream()
         self._staging = device.host_mapped(STAGING_BYTES)
         self._launch_words = device.host_mapped(4096)
-        self._block_threads = self._constant("gpurt_block_threads")
-        self._smem_bytes = self._constant("gpurt_shared_bytes")
-        self._prove_residency()
         try:
-            self._allocate()
-            self._upload(graph, progress)
+            self._code = self._compile_beside_upload(graph, progress)
+            self._kernel = Kernel(device, self._code.cubin, ENTRY)
         except BaseException:
+            self._free()
+            raise
+        try:
+            self._block_threads = self._constant("gpurt_block_threads")
+            self._smem_bytes = self._constant("gpurt_shared_bytes")
+            self._prove_residency()
+            self._upload_plan(progress)
+        except BaseException:
+            self._kernel.unload()
             self._free()
             raise
 
@@ -276,9 +279,25 @@ class CudaExecutor:
             msg = f"the kernel of {self.plan.name} did not end - at launch {self.launches}"
             raise DeviceError(f"{msg} - end the process: its memory cannot be freed")
         self._closed = True
+        with self._device.current():
+            self._kernel.unload()
         self._free()
 
     # ---- load --------------------------------------------------------------------------------
+    def _compile_beside_upload(self, graph: Graph, progress: Progress) -> KernelCode:
+        """Compile the kernel while weights are packed and uploaded: both take seconds to minutes,
+        and the compiler needs no more than one core.
+        """
+        bodies = {op.body.name: op.body for op in graph.operators}
+        with ThreadPoolExecutor(1) as compiler:
+            code = compiler.submit(compile_kernel, self.plan, bodies, self._device.limits.arch)
+            self._allocate()
+            self._upload_weights(graph, progress)
+            progress("compiling", 0, 1)
+            compiled = code.result()
+        progress("compiling", 1, 1)
+        return compiled
+
     def _constant(self, name: str) -> int:
         """A number that the kernel states about itself."""
         pointer, size = self._kernel.symbol(name)
@@ -332,6 +351,7 @@ class CudaExecutor:
         memory.arenas["symmetric"] = memory.sections["symmetric"] + ranks.buffers
         for kind in ("state", "activation"):
             device.fill(memory.arenas[kind], 0, plan.arena_bytes(kind), self._stream)
+        device.wait(self._stream)  # uploads have a stream of their own
         step_state = memory.sections["step_state"]
         self._addresses = program.buffer_addresses(plan, memory.arenas, step_state)
         self.host = HostView(host)
@@ -342,7 +362,7 @@ class CudaExecutor:
         self._memory.blocks.append(pointer)
         return pointer
 
-    def _upload(self, graph: Graph, progress: Progress) -> None:
+    def _upload_weights(self, graph: Graph, progress: Progress) -> None:
         device, plan = self._device, self.plan
         sources = {buffer.name: buffer for buffer in graph.buffers}
         filled = [b for b in plan.buffers if sources[b.source or b.name].source is not None]
@@ -361,6 +381,9 @@ class CudaExecutor:
         packed.close()
         device.wait(self._copies)
         progress("packing and uploading weights", total, total)
+
+    def _upload_plan(self, progress: Progress) -> None:
+        device, plan = self._device, self.plan
         progress("uploading the plan", 0, 1)
         constants = program.constants(plan, self._code.bodies, self._addresses)
         for name, array in constants.items():
@@ -382,7 +405,6 @@ class CudaExecutor:
             for pointer in self._memory.blocks:
                 self._device.free(pointer)
             self._memory.blocks.clear()
-            self._kernel.unload()
             self._device.destroy(self._stream)
             self._device.destroy(self._copies)
 

@@ -83,7 +83,8 @@ def known_figures(trace: Trace) -> dict[str, Any]:
     """What `gpurt trace FILE --json` prints, operators and edges by name."""
     figures = summary(trace)
     figures["operators"] = {row["name"]: row for row in figures["operators"]}
-    figures["experts"] = {row["name"]: row for row in figures["experts"]}
+    for name in ("experts", "expert_choices"):
+        figures[name] = {row["name"]: row for row in figures[name]}
     edges = figures["edges"]
     figures["edges"] = {f"{e['producer']}{ARROW}{e['consumer']}": e for e in edges}
     return figures

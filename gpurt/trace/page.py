@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 import gpurt
 from gpurt.errors import TraceError
 from gpurt.trace.analysis import operator_key, operator_name
+from gpurt.trace.experts import expert_places
 from gpurt.trace.slow import slow_steps
 from gpurt.trace.spans import end_ns
 from gpurt.trace.trace import PHASES, Rows, Trace
@@ -41,6 +42,7 @@ MODULES = (
     "frame",
     "charts",
     "stats",
+    "experts",
     "slow",
     "search",
     "overlay",
@@ -117,7 +119,7 @@ def _header(trace: Trace) -> dict[str, Any]:
         "dropped": trace.dropped,
         "lanes": [list(trace.lane(worker)) for worker in range(trace.workers)],  # rank, worker
         "operators": [
-            [operator_name(trace, i), o.body, operator_key(o.path, trace.name), o.layer]
+            [operator_name(trace, i), o.body, operator_key(o.path, trace.name), o.layer, o.experts]
             for i, o in enumerate(trace.operators)
         ],
         "payload_edges": [list(edge) for edge in trace.payload_edges],
@@ -126,6 +128,7 @@ def _header(trace: Trace) -> dict[str, Any]:
             [r.sequence, r.first_step, r.last_step, r.prompt_tokens, r.tokens]
             for r in trace.requests
         ],
+        "expert_places": list(expert_places(trace).items()),
         "phases": list(PHASES),
         "first_step": _first_step(trace),
         "ceiling_gbps": trace.ceiling_gbps,
@@ -162,12 +165,14 @@ def _columns(trace: Trace) -> dict[str, NDArray[Any]]:
         "run": spans["run_ns"],
         "stall": spans["stall_ns"],
         "task": spans["task"],
+        "expert": np.where(spans["expert_rows"] > 0, spans["expert"] + 1, 0),
+        "expert_rows": spans["expert_rows"],
         "step_index": step_index,
         "kept_steps": kept_steps - np.uint64(first),
+        "kept_whole": np.isin(kept_steps, trace.whole_steps),
         "task_op": trace.task_op,
         "task_layer": layers,
         "task_bytes": trace.task_bytes,
-        "task_dynamic": trace.task_dynamic,
         "steps": steps["step"] - np.uint64(first),
         "step_begin": steps["begin_ns"] - origin,
         "step_length": steps["end_ns"] - steps["begin_ns"],

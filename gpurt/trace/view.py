@@ -19,6 +19,7 @@ from rich.text import Text
 from gpurt.errors import TraceError
 from gpurt.trace import analysis, figures
 from gpurt.trace.edges import EdgeRow, edge_rows
+from gpurt.trace.experts import ExpertChoice, expert_choices
 from gpurt.trace.slow import slow_steps
 from gpurt.trace.spans import end_ns
 from gpurt.trace.trace import PHASES, Trace
@@ -30,6 +31,8 @@ SPLIT_COLOURS = dict(
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_LANES = 16  # more workers than this: as many, evenly chosen
 TABLE_ROWS = 12
+EXPERT_ROWS = 16  # layers; their whole table is in the JSON
+EXPERTS_NAMED = 6
 
 
 def summary(trace: Trace, waits: int = 10) -> dict[str, Any]:
@@ -56,6 +59,7 @@ def summary(trace: Trace, waits: int = 10) -> dict[str, Any]:
         "slow_steps": [asdict(r) | {"why": r.why} for r in slow_steps(trace)],
         "bandwidth": rate.as_dict(),
         "experts": [asdict(r) for r in figures.experts(trace)],
+        "expert_choices": [r.as_dict() for r in expert_choices(trace)],
         "acceptance": {} if taken is None else taken.as_dict(),
         "longest_waits": [asdict(w) for w in analysis.longest_waits(trace, waits)],
         "critical_path": {
@@ -93,6 +97,8 @@ def _parts(trace: Trace, width: int, step: int) -> Iterable[RenderableType]:
     yield _operators(trace)
     if rows := figures.experts(trace):
         yield _experts(rows)
+    if choices := expert_choices(trace):
+        yield _expert_choices(choices)
     yield _waits(trace)
     yield _critical(trace, step)
 
@@ -157,10 +163,27 @@ def _slow(trace: Trace) -> RenderableType:
 
 def _experts(rows: list[figures.ExpertRow]) -> RenderableType:
     names = ("operator", "tasks", "run", "least", "most")
-    table = _table("experts that steps chose, in tasks of all layers", names, left=("operator",))
+    table = _table("tasks that steps have only for chosen experts", names, left=("operator",))
     for row in rows[:TABLE_ROWS]:
         shares = [f"{share:.1%}" for share in (row.share, row.least, row.most)]
         table.add_row(row.name, str(row.tasks), *shares)
+    return table
+
+
+def _expert_choices(choices: list[ExpertChoice]) -> RenderableType:
+    """again: of a step's experts, those that the step before had too. In brackets: of all choices
+    of rows.
+    """
+    names = ("layer", "experts", "a step", "least", "most", "again", "never", "chosen most")
+    title = f"experts that rows chose, in {choices[0].steps_counted} steps"
+    table = _table(title, names, left=("layer", "chosen most"))
+    for choice in choices[:EXPERT_ROWS]:
+        hits = [f"{expert} ({share:.0%})" for expert, share in choice.hits[:EXPERTS_NAMED]]
+        again = "-" if choice.again is None else f"{choice.again:.0%}"
+        counts = (choice.experts, f"{choice.distinct:.1f}", choice.least, choice.most)
+        table.add_row(choice.name, *map(str, counts), again, str(choice.never), "  ".join(hits))
+    if len(choices) > EXPERT_ROWS:
+        table.add_row(f"and {len(choices) - EXPERT_ROWS} more, see --json")
     return table
 
 
@@ -260,14 +283,16 @@ def _critical(trace: Trace, step: int) -> RenderableType:
     )
     table = _table("", ("operator", "tasks", "run us", "share of step"), left=("operator",))
     keys = [analysis.operator_key(trace.operators[int(o)].path, trace.name) for o in path["op"]]
-    sums: dict[str, list[int]] = {}
-    for key, span in zip(keys, path, strict=True):
+    places = analysis.path_places(trace, step, path)
+    runs = places[:, :2].sum(axis=1)  # compute and stall: what of a run the path waited for
+    sums: dict[str, list[float]] = {}
+    for key, run in zip(keys, runs.tolist(), strict=True):
         entry = sums.setdefault(key, [0, 0])
         entry[0] += 1
-        entry[1] += int(span["run_ns"])
+        entry[1] += run
     for key, (count, nanoseconds) in sorted(sums.items(), key=lambda e: -e[1][1])[:TABLE_ROWS]:
         share = nanoseconds / max(high - low, 1)
-        table.add_row(key, str(count), f"{nanoseconds / 1e3:.1f}", f"{share:.1%}")
+        table.add_row(key, f"{count:.0f}", f"{nanoseconds / 1e3:.1f}", f"{share:.1%}")
     return Group(Text(head, "italic"), table)
 
 

@@ -52,7 +52,7 @@ def test_terminal_says_what_the_steps_moved_took_and_chose():
     )
     assert "10.7 GB/s: 50% of the 21.4 GB/s measured here" in text
     assert "2.00 tokens a step in 3 steps; proposals taken by position: 67% 33%" in text
-    assert "experts that steps chose" in text
+    assert "tasks that steps have only for chosen experts" in text
     assert "slowest decode steps" in text
     assert "gpurt doctor --bandwidth measures" in rendered(hand_trace(2))
 

@@ -77,12 +77,14 @@ class Trace {
     this.dropped = header.dropped;
     this.lanes = header.lanes.map(([rank, worker]) => ({ rank, worker }));
     this.ranks = new Set(this.lanes.map((lane) => lane.rank)).size;
-    this.operators = header.operators.map(([name, body, key, layer]) => ({
+    this.operators = header.operators.map(([name, body, key, layer, experts]) => ({
       name,
       body,
       key,
       layer,
+      experts,
     }));
+    this.expertPlaces = new Map(header.expert_places); // the first operator of each -> its name
     this.regions = header.regions;
     this.requests = header.requests.map(([sequence, first, last, prompt, tokens]) => ({
       sequence,
@@ -107,7 +109,6 @@ class Trace {
     this.taskOp = column("task_op");
     this.taskLayer = column("task_layer");
     this.taskBytes = column("task_bytes");
-    this.taskDynamic = column("task_dynamic");
     for (const name of ["waits", "producers", "reads", "writes"])
       this[name] = { offsets: column(`${name}_offsets`), values: column(`${name}_values`) };
     this.tasks = this.taskOp.length;
@@ -133,6 +134,7 @@ class Trace {
     }
     this.spans = new SpanSet(offsets, begin, met, end, Float64Array.from(column("stall")), null);
     this.task = column("task");
+    [this.expert, this.expertRows] = [column("expert"), column("expert_rows")]; // 1 + expert, or 0
     const [stepIndex, keptSteps] = [column("step_index"), column("kept_steps")];
     this.step = new keptSteps.constructor(size); // from firstStep on
     for (let i = 0; i < size; ++i) this.step[i] = keptSteps[stepIndex[i]];
@@ -146,6 +148,8 @@ class Trace {
       if (end[i] > this.end) this.end = end[i];
     }
     this.orderBySteps(stepIndex, keptSteps);
+    const whole = column("kept_whole");
+    this.wholeSteps = Array.from(keptSteps).filter((_, i) => whole[i]);
   }
 
   /** `order`: spans by step, then task. `stepRanges`: where those of a step lie in it. */
@@ -160,16 +164,6 @@ class Trace {
       this.stepRanges.set(step, [low, high]);
       low = high;
     }
-    let needed = 0;
-    for (const dynamic of this.taskDynamic) needed += dynamic ? 0 : 1;
-    this.wholeSteps = [...this.stepRanges.keys()].filter((s) => this.neededSpans(s) === needed);
-  }
-
-  neededSpans(step) {
-    const [low, high] = this.stepRanges.get(step);
-    let found = 0;
-    for (let i = low; i < high; ++i) found += this.taskDynamic[this.task[this.order[i]]] ? 0 : 1;
-    return found;
   }
 
   /**
@@ -236,6 +230,12 @@ class Trace {
 
   op(span) {
     return this.operators[this.taskOp[this.task[span]]];
+  }
+
+  /** `expert 7, 3 rows`; empty for a task of none. */
+  expertText(span) {
+    const rows = this.expertRows[span];
+    return rows ? `expert ${this.expert[span] - 1}, ${rows} row${rows === 1 ? "" : "s"}` : "";
   }
 
   bytesOf(span) {

@@ -2,6 +2,7 @@
 
 import { byId, fill, make } from "./dom.js";
 import { bytes, count, duration, moment, percent, rate } from "./format.js";
+import { showExperts } from "./experts.js";
 import { largestGaps, showSlowSteps } from "./slow.js";
 import { rangeStats } from "./stats.js";
 
@@ -48,6 +49,7 @@ export class Panel {
         ["stall in it", duration(trace.spans.stall[selected])],
         ["starts at", moment(met[selected], 1)],
         ["bytes", this.byteText(selected, run)],
+        ...(trace.expertRows[selected] ? [["ran", trace.expertText(selected)]] : []),
       ]),
       this.blameText(selected),
       this.shapes(selected),
@@ -168,6 +170,7 @@ export class Panel {
       this.legend(),
       this.operatorTable(stats),
     );
+    this.experts = showExperts(byId("experts"), viewer, begin, end);
   }
 
   bandwidthText(stats) {

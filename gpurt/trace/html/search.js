@@ -1,10 +1,10 @@
 // Search: which spans a query means. All its words must hold.
 //
 //   word            part of the operator's path or body
-//   task:5 step:3 worker:1 layer:2 rank:0 request:7
+//   task:5 step:3 worker:1 layer:2 rank:0 request:7 expert:4
 //   run>5  wait>20  stall>1     microseconds
 
-const FIELDS = ["task", "step", "worker", "layer", "rank", "request"];
+const FIELDS = ["task", "step", "worker", "layer", "rank", "request", "expert"];
 
 /** {ids, problem}: numbers of the spans that match, growing; null: the query is empty. */
 export function search(trace, query) {
@@ -36,6 +36,7 @@ function testOf(trace, word) {
 
 function fieldTest(trace, name, value) {
   const { task, step, taskLayer, lane, lanes } = trace;
+  if (name === "expert") return (i) => trace.expert[i] === value + 1;
   if (name === "task") return (i) => task[i] === value;
   if (name === "step") return (i) => step[i] + trace.firstStep === value;
   if (name === "layer") return (i) => taskLayer[task[i]] === value;

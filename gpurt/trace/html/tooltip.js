@@ -33,6 +33,7 @@ export class Tooltip {
     const moved = trace.bytesOf(span);
     const parts = [`run ${duration(run)}`, `wait ${duration(met[span] - begin[span])}`];
     if (stall[span]) parts.push(`stall ${duration(stall[span])}`);
+    if (trace.expertRows[span]) parts.unshift(trace.expertText(span));
     if (moved) parts.push(`${bytes(moved)}, ${rate(moved, run)}`);
     const edges = `${count(chains.producers(task).length)} edges in, ${count(
       chains.consumers(task).length,

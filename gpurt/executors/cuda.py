@@ -340,7 +340,9 @@ class CudaExecutor:
                 memory.reset_bytes = size
         base = self._take(size, f"{plan.name}: counters, step state and trace rings")
         memory.reset_begin = base
-        device.fill(base, 0, size, self._stream)
+        # In the stream of the uploads that follow: another stream's fill may come after them, which
+        # a GPU that others use too really does.
+        device.fill(base, 0, size, self._copies)
         memory.sections.update({name: base + offset for name, offset in offsets.items()})
         for kind in MEMORIES:
             if kind not in ("step", "symmetric"):
@@ -350,8 +352,7 @@ class CudaExecutor:
         ranks = program.symmetric_layout(plan, self._options)
         memory.arenas["symmetric"] = memory.sections["symmetric"] + ranks.buffers
         for kind in ("state", "activation"):
-            device.fill(memory.arenas[kind], 0, plan.arena_bytes(kind), self._stream)
-        device.wait(self._stream)  # uploads have a stream of their own
+            device.fill(memory.arenas[kind], 0, plan.arena_bytes(kind), self._copies)
         step_state = memory.sections["step_state"]
         self._addresses = program.buffer_addresses(plan, memory.arenas, step_state)
         self.host = HostView(host)
@@ -398,7 +399,6 @@ class CudaExecutor:
             msg = f"the kernel's Program has {size} bytes, wire.py says {wire.PROGRAM.itemsize}"
             raise DeviceError(f"{msg} - at {plan.name} - reinstall gpurt")
         device.upload(pointer, np.asarray(header).reshape(1), self._staging, self._copies)
-        device.wait(self._stream)
 
     def _free(self) -> None:
         with self._device.current():

@@ -14,9 +14,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +51,26 @@ SHARED = ("extern __shared__ __align__(128) u8 gpurt_shared[];", "#define gpurt_
 
 
 class Stream:
-    """Work in order: at most one kernel, and copies that wait for it."""
+    """Work in order: at most one kernel, and copies that wait for it. What nobody waits for has not
+    happened yet: a GPU that others use too may take its time.
+    """
 
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
         self.failure = ""
+        self._pending: list[Callable[[], object]] = []
+
+    def later(self, call: Callable[..., object], *args: object) -> None:
+        """Do it when somebody waits for the stream, or launches there."""
+        self._pending.append(partial(call, *args))
 
     def wait(self) -> None:
-        """Until its kernel has ended. Raises: DeviceError if that failed."""
+        """Until all of it is done. Raises: DeviceError if its kernel failed."""
         if self.thread is not None:
             self.thread.join()
+        for call in self._pending:
+            call()
+        self._pending.clear()
         self.check()
 
     def check(self) -> None:
@@ -118,7 +128,7 @@ class EmulatedDevice:
         """Whether no kernel of the stream runs. Raises: DeviceError if it failed."""
         if stream.thread is not None and stream.thread.is_alive():
             return False
-        stream.check()
+        stream.wait()
         return True
 
     def wait(self, stream: Stream) -> None:
@@ -145,19 +155,16 @@ class EmulatedDevice:
     def copy_to_device(
         self, pointer: int, pinned: NDArray[np.uint8], size_bytes: int, stream: Stream
     ) -> None:
-        """Copy the start of pinned memory."""
-        stream.wait()
-        ctypes.memmove(pointer, pinned.ctypes.data, size_bytes)
+        """Copy the start of pinned memory, as late as the stream allows."""
+        stream.later(ctypes.memmove, pointer, int(pinned.ctypes.data), size_bytes)
 
     def copy_within(self, pointer: int, source: int, size_bytes: int, stream: Stream) -> None:
-        """Copy memory to memory."""
-        stream.wait()
-        ctypes.memmove(pointer, source, size_bytes)
+        """Copy memory to memory, as late as the stream allows."""
+        stream.later(ctypes.memmove, pointer, source, size_bytes)
 
     def fill(self, pointer: int, byte: int, size_bytes: int, stream: Stream) -> None:
-        """Fill memory."""
-        stream.wait()
-        ctypes.memset(pointer, byte, size_bytes)
+        """Fill memory, as late as the stream allows."""
+        stream.later(ctypes.memset, pointer, byte, size_bytes)
 
     def destroy(self, stream: Stream) -> None:
         """Nothing to give back."""

@@ -173,6 +173,6 @@ def test_a_step_that_samples_nothing_streams_no_weights_of_the_drafter(team: int
     """A long prompt's chunks: each of them passes by the drafter's tasks, and the text is right."""
     prompt = PROMPT * 3
     with Runtime("cuda:0", team_warps=team) as runtime:
-        wanted = runtime.submit(tiny_muse(), prompt, max_tokens=COUNT).result(30)
-        request = runtime.submit(drafted_muse(), prompt, max_tokens=COUNT)
+        wanted = runtime.submit(tiny_muse(context=256), prompt, max_tokens=COUNT).result(30)
+        request = runtime.submit(drafted_muse(context=256), prompt, max_tokens=COUNT)
         assert request.result(30) == wanted

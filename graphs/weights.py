@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gpurt.buffer import DType, f32
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.dtypes import to_float32, to_storage
+from gpurt.graphs.parts import each_part
 
 if TYPE_CHECKING:
     from gpurt.buffer import Buffer
@@ -119,9 +120,12 @@ def stack_experts(experts: Sequence[Sequence[WeightSource]], dtype: DType) -> Lo
     def load() -> NDArray[Any]:
         turns, (rows, k) = len(experts[0]), experts[0][0].shape
         out = np.empty((len(experts), rows * turns, k), dtype.storage)
-        for expert, parts in enumerate(experts):
-            for turn, part in enumerate(parts):
+
+        def fill(expert: int) -> None:
+            for turn, part in enumerate(experts[expert]):
                 out[expert, turn::turns] = converted(part, dtype)
+
+        each_part(len(experts), fill)
         return out
 
     return load
@@ -138,9 +142,13 @@ def expert_rows(source: WeightSource, dtype: DType, *, halves: bool) -> Load:
         stored = source.load()
         same = source.dtype.name == dtype.name
         out = np.empty(stored.shape, dtype.storage)
-        for expert, rows in enumerate(stored):
+
+        def fill(expert: int) -> None:
+            rows = stored[expert]
             part = rows if same else to_storage(to_float32(rows, source.dtype), dtype)
             out[expert, 0::2], out[expert, 1::2] = np.split(part, 2)
+
+        each_part(len(stored), fill)
         return out
 
     return load
@@ -154,12 +162,15 @@ def nvfp4_rows(codes: WeightSource, scales: WeightSource, *, halves: bool) -> Lo
         experts, rows, count = blocks.shape
         out = np.empty((experts, rows, count), _NVFP4_BLOCK)
         turns = [slice(0, None, 2), slice(1, None, 2)] if halves else [slice(None)]
-        for expert in range(experts):
+
+        def fill(expert: int) -> None:
             code_parts = np.split(stored[expert].view("<u8"), len(turns))
             scale_parts = np.split(blocks[expert], len(turns))
             for turn, code_part, scale_part in zip(turns, code_parts, scale_parts, strict=True):
                 out["codes"][expert, turn] = code_part
                 out["scale"][expert, turn] = scale_part
+
+        each_part(experts, fill)
         return out.view(np.uint8).reshape(experts, rows, -1)
 
     return load

@@ -25,9 +25,7 @@ their signs.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -47,6 +45,7 @@ from gpurt.graphs.ops.packing import (
     mma16_units,
     to_bf16_bits,
 )
+from gpurt.graphs.parts import each_part
 
 LANE_COLUMNS = 16
 NVFP4_SCALE_BYTES = 2 * 32
@@ -54,7 +53,6 @@ NVFP4_UNIT_BYTES = NVFP4_SCALE_BYTES + 16 * 32
 VIRTUAL_WARPS = 16
 K_GROUPS = (1, 2, 4, 8, 16)
 WARP_TILES = (1, 2, 4)
-_THREADS = 16  # that pack experts: each holds a tile beside the result
 _BLOCK_BYTES = 9  # of nvfp4: eight of codes, one scale
 # Where the bits of code 2 i + e of a word go, by i, then e: mantissa, low and high bit of the
 # exponent, sign.
@@ -180,8 +178,7 @@ def _packer(dtype: str, cut: ExpertCut) -> Packer:
                 units(rows[expert, begin:end], part)
                 _deal(part, out[expert, tile], row_tiles, k, cut)
 
-        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-            list(pool.map(pack_expert, range(experts)))
+        each_part(experts, pack_expert)
         return out.reshape(-1)
 
     return Packer(size, pack)

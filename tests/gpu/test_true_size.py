@@ -43,6 +43,7 @@ CONFIG = replace(
     quantised=frozenset({0}),
 )
 ROWS, STEPS, PAGE = 16, 138, 64  # 2,208 positions; a ring has 2,176
+PIECE = 64 << 20  # elements
 TOLERANCE = 1e-2  # of a layer, all rows; at a small size it is 5e-3
 ROW_TOLERANCE = 5e-2  # of its worst row
 # Of all rows, those with the reference's experts: where scores nearly tie, bf16 before it decides.
@@ -168,8 +169,25 @@ def source_of(name: str, tensor: Any, config: MuseSparkConfig) -> WeightSource:
     dtype = bf16 if tensor.dtype == torch.bfloat16 else f32
     if stored is not None:
         dtype = e4m3 if stored == "e4m3" else DTYPES[stored]
-    bits = tensor.view(torch.uint16) if dtype is bf16 else tensor
-    return WeightSource(name, dtype, tuple(tensor.shape), lambda: bits.cpu().numpy())
+    bits = tensor.view(torch.int16) if dtype is bf16 else tensor
+
+    def load() -> NDArray[Any]:
+        return on_host(bits).numpy().view(dtype.storage)
+
+    return WeightSource(name, dtype, tuple(tensor.shape), load)
+
+
+def on_host(tensor: Any) -> Any:
+    """A tensor in the host's memory: through pinned pieces, which torch then spreads by all cores;
+    of `.cpu()`, the first touch of new memory by one core would take most of this test.
+    """
+    if not tensor.is_cuda:
+        return tensor
+    whole, pieces = torch.empty(tensor.shape, dtype=tensor.dtype), tensor.reshape(-1).split(PIECE)
+    pinned = torch.empty(PIECE, dtype=tensor.dtype, pin_memory=True)
+    for out, piece in zip(whole.view(-1).split(PIECE), pieces, strict=True):
+        out.copy_(pinned[: len(piece)].copy_(piece))
+    return whole
 
 
 def layer_of(weights: Mapping[str, Any], layer: int) -> dict[str, Any]:

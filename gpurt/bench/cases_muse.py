@@ -8,7 +8,8 @@ from gpurt.bench import graphs, models, ours, peers_muse, shapes
 from gpurt.bench.case import Case, Workload
 from gpurt.bench.traffic import step_bytes
 
-TOKENS = 64
+TOKENS = 100  # of a slice, or steps of 16 rows
+POSITION = {1: 512, 16: 1024}  # by rows: so many steps of 16 lie around it
 STEPS = 16
 GROUPED = "our stand-alone grouped kernel, CUDA graph"
 
@@ -58,7 +59,7 @@ def muse_cases() -> list[Case]:
 def _muse_slice(name: str, rows: int, routing: str, goal: float | None = None) -> Case:
     def make(small: bool) -> Workload:
         config = models.small_muse(shapes.MUSE_SPARK) if small else shapes.MUSE_SPARK
-        at, tokens, context = (16, 4, 64) if small else (512, TOKENS, 2048)
+        at, tokens, context = (16, 4, 64) if small else (POSITION[rows], TOKENS, 2048)
         ranks = 2 if small else shapes.MUSE_RANKS
         build = cache(
             lambda: models.model_graph(

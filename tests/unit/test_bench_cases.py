@@ -141,6 +141,14 @@ def test_a_slice_says_how_many_experts_its_rows_chose_and_what_its_load_took() -
     assert re.search(r"; host memory [0-9.]+ GB at most while loading; 1 launches in all; ", note)
 
 
+@pytest.mark.parametrize("name", ["muse-slice-r1", "muse-slice-r16", "muse-slice-r16-natural"])
+def test_a_slice_runs_100_steps_within_its_context(name: str) -> None:
+    step = cases.find([name])[0].make(False).step
+    begin = step["position"] - step["tokens"] // 2 * step["rows"]
+    assert step["tokens"] == 100
+    assert 0 <= begin < begin + step["tokens"] * step["rows"] < step["context"]
+
+
 def test_the_peak_of_host_memory_is_of_what_came_after_its_reset() -> None:
     np.ones(96 << 20, np.uint8)
     host_memory.reset_peak()

@@ -45,7 +45,7 @@ class Workload:
     graph: builds the Graph; None for a case that runs none. settings: of the Runtime: policy,
     edges. step: what the sides need to know (rows, position, ...). bytes_moved: of one figure's
     unit of work. per: how many units one step of the graph is (layers of a chain). config, routing:
-    of a model, for peers that build it themselves.
+    of a model, for peers that build it themselves. parts: workloads that together do the same.
     """
 
     graph: Callable[[], Graph] | None
@@ -55,6 +55,7 @@ class Workload:
     per: int = 1
     config: Any = None
     routing: str = "natural"
+    parts: tuple[Workload, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,7 @@ class Case:
     make: the workload, at true size or (small=True) one for tests. ours: opens our side. peers: by
     name; each opens a side, or raises UnavailableError with the reason. goal: what the project
     asks, in the case's unit; prototype: what a bare prototype reached on an H200. beside: whether
-    the sides fit the device together; if not, peers run after ours is closed. unbuilt: why it
-    cannot run at all yet.
+    the sides fit the device together; if not, peers run after ours is closed.
     """
 
     name: str
@@ -79,7 +79,6 @@ class Case:
     prototype: float | None = None
     beside: bool = True
     rounds: int = 5
-    unbuilt: str = ""
 
     def floor(self, machine: Machine, workload: Workload) -> float:
         """The bound that the machine's bandwidth sets, in the case's unit; 0 if there is none."""
@@ -131,8 +130,6 @@ def measure_case(
 
     Raises: UnavailableError if our side cannot run here; what our side raises.
     """
-    if case.unbuilt:
-        raise UnavailableError(case.unbuilt)
     workload = case.make(False)
     workload.settings.update(settings or {})
     notes: list[str] = []

@@ -6,6 +6,7 @@ from functools import cache
 
 from gpurt.bench import graphs, models, ours, peers_muse, shapes
 from gpurt.bench.case import Case, Workload
+from gpurt.bench.cases_draft import draft_cases
 from gpurt.bench.traffic import step_bytes
 
 TOKENS = 100  # of a slice, or steps of 16 rows
@@ -52,7 +53,7 @@ def muse_cases() -> list[Case]:
         _muse_slice("muse-slice-r16-natural", 16, "natural"),
         moe("muse-moe-known", False, 3900.0, 4060.0),
         moe("muse-moe-routed", True, 3600.0, 3760.0),
-        *_drafting(),
+        *draft_cases(),
     ]
 
 
@@ -92,29 +93,3 @@ def _muse_slice(name: str, rows: int, routing: str, goal: float | None = None) -
         goal=goal,
         beside=False,
     )
-
-
-def _drafting() -> list[Case]:
-    """Cases of the DFlash drafter; they are listed before its graph is there."""
-    reason = "the drafter's share of one rank of 8 is not built yet"
-    return [
-        Case(
-            name=name,
-            measures=measures,
-            kind="cuda",
-            unit="us",
-            make=_unbuilt,
-            ours=ours.Decode,
-            goal=goal,
-            unbuilt=reason,
-        )
-        for name, measures, goal in (
-            ("draft-slice", "a DFlash draft step at true size, a TP8 rank's slice", 470.0),
-            ("muse-step", "draft of 15, verify of 16, accept: a TP8 rank's slice", None),
-        )
-    ]
-
-
-def _unbuilt(small: bool) -> Workload:
-    del small
-    return Workload(None, lambda: 0)

@@ -23,7 +23,7 @@ def chain(layers: int, k: int, rows: int = 1, *, dependent: bool = True) -> Grap
     x = graph.input("x", [rows, k], "bf16")
     for layer in range(layers):
         with graph.at(f"layers[{layer}]", layer=layer):
-            w = graph.weight(f"w[{layer}]", [k, k], "bf16", _pending)
+            w = graph.weight(f"w[{layer}]", [k, k], "bf16", pending)
             last = layer == layers - 1
             make = graph.output if last else graph.activation
             y = make("y" if last else f"h[{layer}]", [rows, k], "bf16")
@@ -89,9 +89,14 @@ def drawn_choice(experts: int, top_k: int, rows: int, seed: int) -> NDArray[np.i
     return np.sort(np.argsort(numbers, axis=1)[:, :top_k], axis=1)
 
 
+def pending() -> NDArray[Any]:
+    """Stands in for a matrix until `share_matrices` gives it a content."""
+    raise AssertionError("a matrix without content - at gpurt.bench.graphs - share_matrices first")
+
+
 # ---- helpers ---------------------------------------------------------------------------------
 def _router(graph: Graph, at: str, x: Buffer, layout: RoutesLayout) -> Buffer:
-    w = graph.weight(f"{at}.router.w", [layout.experts, x.shape[-1]], "f32", _pending)
+    w = graph.weight(f"{at}.router.w", [layout.experts, x.shape[-1]], "f32", pending)
     logits = graph.activation(f"{at}.logits", [layout.rows, layout.experts], "f32")
     matvec(graph, x, w, logits, exact=True, name="router")
     return _route(graph, at, logits, layout)
@@ -118,7 +123,7 @@ def _experts(
     sizes = {"up": (2 * inner, width), "down": (width, inner)}
     w, scale = {}, {}
     for name, (n, k) in sizes.items():
-        w[name] = graph.weight(f"{at}.{name}.w", [layout.experts, n, k], "nvfp4", _pending)
+        w[name] = graph.weight(f"{at}.{name}.w", [layout.experts, n, k], "nvfp4", pending)
         content = np.full((layout.experts, 2), made_up.nvfp4_scale(k), np.float32)
         scale[name] = graph.weight(f"{at}.{name}.scale", [layout.experts, 2], "f32", content)
     h = graph.activation(f"{at}.h", [pairs, inner], "f32")
@@ -142,11 +147,6 @@ def _experts(
     y = make("y" if last else f"{at}.y", [layout.rows, width], "f32")
     combine(graph, d, routes, y, experts=layout.experts, gain=gain, eps=1e-8, **given)
     return y
-
-
-def _pending() -> NDArray[Any]:
-    """Stands in for a matrix until `share_matrices` gives it a content."""
-    raise AssertionError("a matrix without content - at gpurt.bench.graphs - share_matrices first")
 
 
 def _tile_stage(op: Operator, target: Target) -> list[Tile]:

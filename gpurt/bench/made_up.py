@@ -44,8 +44,8 @@ def share_matrices(graph: Graph) -> None:
     sources: dict[tuple[tuple[int, ...], str], Callable[[], NDArray[Any]]] = {}
     for op in graph.operators:
         for name in _MATRICES:
-            if name not in op.args:
-                continue
+            if name not in op.args or op.args[name].buffer.role != "weight":
+                continue  # a table of rows is no matrix
             buffer = op.args[name].buffer
             key = buffer.shape, buffer.dtype.name
             source = sources.setdefault(key, partial(matrix, buffer.shape, buffer.dtype))

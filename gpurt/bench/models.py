@@ -10,6 +10,7 @@ from typing import Any
 from gpurt.bench import made_up, shapes
 from gpurt.errors import ModelError
 from gpurt.graph import Graph
+from gpurt.graphs.dflash import DFlashConfig
 from gpurt.graphs.llama import LlamaConfig
 from gpurt.graphs.muse_spark import MuseSparkConfig
 from gpurt.graphs.qwen3_moe import Qwen3MoeConfig
@@ -70,6 +71,25 @@ def small_muse(config: MuseSparkConfig) -> MuseSparkConfig:
         top_k=3,
         moe_hidden=64,
         moe_intermediate=64,
+    )
+
+
+def small_draft(config: DFlashConfig, target: MuseSparkConfig) -> DFlashConfig:
+    """Two layers for a small target, with blocks of four; its heads keep their group and size."""
+    return replace(
+        config,
+        hidden=target.hidden,
+        layers=2,
+        heads=2 * config.heads // config.kv_heads,
+        kv_heads=2,
+        intermediate=128,
+        vocab=target.vocab,
+        windows=config.windows[:2],
+        causal=config.causal[:2],
+        taps=(1, target.layers - 1),
+        block=4,
+        mask_token=7,
+        selector_rank=32,
     )
 
 

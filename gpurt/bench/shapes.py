@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpurt.graphs.dflash import DFlashConfig, default_taps
 from gpurt.graphs.llama import LlamaConfig, RopeScaling
 from gpurt.graphs.muse_spark import MuseSparkConfig
 from gpurt.graphs.qwen3_moe import Qwen3MoeConfig
@@ -95,6 +96,31 @@ MUSE_SPARK = MuseSparkConfig(
     quantised=frozenset(range(1, _LAYERS - 1)),  # the checkpoint keeps the ends in bf16
 )
 MUSE_RANKS = 8  # the slice is one rank of TP8
+# A DFlash 2 drafter of the report's size, blocks of 16 and an MLP of 16384; no such checkpoint is
+# public. The token of a mask and the angles' base are guesses that cost nothing.
+MUSE_DRAFT = DFlashConfig(
+    hidden=8192,
+    layers=5,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=16384,
+    vocab=202048,
+    context=1048576,
+    eps=1e-5,
+    theta=500000.0,
+    windows=(2048,) * 5,
+    causal=(False,) * 5,
+    taps=default_taps(_LAYERS, 5),
+    block=16,
+    mask_token=201818,
+    output_multiplier=MUSE_SPARK.output_multiplier,
+    softcap=MUSE_SPARK.softcap,
+    conv_taps=2,
+    conv_group=16,
+    selector_rank=256,
+    selector_top_k=16,
+)
 
 
 def llama_layers(config: LlamaConfig, count: int) -> LlamaConfig:

@@ -1,13 +1,15 @@
 """Traffic: the bytes that one step must move, from its graph: what a floor is made of.
 
 Counted: weights that a step's products read, once each; of experts, those that some row chose; of
-the embedding, the rows; keys and values up to a position, within the layer's window. Not counted:
-activations and small vectors (well under 1 % in every case here).
+the embedding, the rows; keys and values up to a position, within the layer's window. The head once
+more for a drafter, which reads it long after the model. Not counted: activations and small vectors
+(well under 1 % in every case here).
 """
 
 from __future__ import annotations
 
 from gpurt.graph import Graph, Operator
+from gpurt.graphs.drafters import SCOPE
 
 
 def step_bytes(graph: Graph, *, rows: int = 1, position: int = 0, live: float = 0.0) -> int:
@@ -15,7 +17,7 @@ def step_bytes(graph: Graph, *, rows: int = 1, position: int = 0, live: float = 
 
     live: experts that a layer's rows chose; 0: what `expected_live` says of each layer.
     """
-    counted: set[tuple[int, tuple[tuple[int, int], ...]]] = set()
+    counted: set[tuple[bool, int, tuple[tuple[int, int], ...]]] = set()
     total = 0.0
     for op in graph.operators:
         if op.body.name == "embed":
@@ -23,10 +25,11 @@ def step_bytes(graph: Graph, *, rows: int = 1, position: int = 0, live: float = 
             total += rows * table.dtype.row_bytes(table.shape[-1])
         elif op.body.name == "attention":
             total += _attention(op, rows, position)
-        elif "w" in op.args and (op.args["w"].buffer.index, op.args["w"].bounds) not in counted:
-            w = op.args["w"]
-            counted.add((w.buffer.index, w.bounds))
-            total += _matrix(op, rows, live)
+        elif "w" in op.args:
+            w, drafts = op.args["w"], SCOPE in op.path.split(".")
+            key = (drafts, w.buffer.index, w.bounds)
+            total += 0 if key in counted else _matrix(op, rows, live)
+            counted.add(key)
     return round(total)
 
 
@@ -47,6 +50,8 @@ def _matrix(op: Operator, rows: int, live: float) -> float:
 
 
 def _attention(op: Operator, rows: int, position: int) -> float:
+    if "q" not in op.args:
+        return 0  # it only writes
     cache = op.args["k_cache"].buffer
     window = int(op.params["window"])
     keys = position + rows

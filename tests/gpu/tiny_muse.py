@@ -55,6 +55,8 @@ def tiny_muse(
     draft_model: DraftModel | None = None,
     draft_tree: bool = False,
     routing: str = "natural",
+    tp_size: int = 1,
+    tp_rank: int = 0,
     **changes: Any,
 ) -> Graph:
     """The graph in bf16. changes: fields of the config. draw: another set of weights."""
@@ -78,6 +80,8 @@ def tiny_muse(
         draft_model=draft_model,
         draft_tree=draft_tree,
         routing=routing,
+        tp_size=tp_size,
+        tp_rank=tp_rank,
     )
 
 

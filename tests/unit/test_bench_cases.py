@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpurt.bench import cases, graphs, host_memory, made_up, models, shapes
+from gpurt.bench import cases, cases_draft, graphs, host_memory, made_up, models, shapes
 from gpurt.bench.case import Case, Workload
 from gpurt.bench.machine import Machine
 from gpurt.bench.traffic import expected_live, step_bytes
 from gpurt.body import Target
 from gpurt.buffer import DTYPES
-from gpurt.errors import ConfigError, GraphError
+from gpurt.errors import ConfigError, FaultError, GraphError
 from gpurt.executors.cuda_compile import GENERATED, compile_source, generate_header
 from gpurt.plan import Plan
 from gpurt.planner import plan
@@ -23,7 +23,7 @@ from tests.gpu import one_task
 H200 = Target("cuda", 132, 16, "sm_90a", 232448, 60 << 20)
 HOST = Machine("host", "test", Target("host", 2), "", "", "abc", "2026-01-01", 1e10)
 ALL = cases.all_cases()
-RUNNING = [case for case in ALL if not case.unbuilt and case.name != "primitives"]
+RUNNING = [case for case in ALL if case.name != "primitives"]
 ASKED = """
 chain-134-r1 chain-33-r1 chain-8-r1 chain-2-r1 chain-134-r16 chain-33-r16 primitives stream
 dispatch-static dispatch-claim dispatch-ready smollm2 llama-1b llama-8b llama-8b-8k llama-8b-64k
@@ -83,6 +83,43 @@ def test_a_small_case_runs_on_host_threads(case: Case) -> None:
         side.close()
 
 
+def test_a_whole_step_is_held_against_its_parts_and_says_what_is_computed() -> None:
+    (case,) = cases.find(["muse-step"])
+    workload = case.make(True)
+    opened = [case.ours(HOST, workload, quiet), case.peers[cases_draft.PARTS](HOST, workload)]
+    try:
+        whole, parts = (side.measure() for side in opened)
+        assert parts > 0
+        note = opened[0].note()
+        assert (
+            " tokens a step of made-up weights; from the first of the drafter's tasks to " in note
+        )
+        assert note.endswith(
+            f"at 6.6 tokens a step it would be {6.6e6 / whole:.5g} tokens/s: computed"
+        )
+        verify, draft = workload.parts
+        assert workload.bytes_moved() == pytest.approx(
+            verify.bytes_moved() + draft.bytes_moved(), rel=0.02
+        )
+    finally:
+        for side in opened:
+            side.close()
+
+
+def test_a_request_without_a_whole_block_gives_no_figure() -> None:
+    (case,) = cases.find(["draft-slice"])
+    workload = case.make(True)
+    workload.step["tokens"] = 3
+    side = case.ours(HOST, workload, quiet)
+    try:
+        with pytest.raises(
+            FaultError, match=r"^none of \d+ steps had 4 rows - at bench muse_draft"
+        ):
+            side.measure()
+    finally:
+        side.close()
+
+
 @pytest.mark.parametrize(
     ("name", "gigabytes"),
     [
@@ -94,6 +131,8 @@ def test_a_small_case_runs_on_host_threads(case: Case) -> None:
         ("llama-8b-64k", 15.0 + 8.6),
         ("muse-slice-r1", 7.26),
         ("muse-slice-r16", 29.6),
+        ("draft-slice", 1.232),
+        ("muse-step", 29.6 + 1.232),
     ],
 )
 def test_a_full_case_moves_the_bytes_that_were_worked_out_by_hand(
@@ -206,6 +245,29 @@ def test_matrices_of_one_shape_share_one_source_and_a_buffer_without_one_is_refu
 
 
 # ---- kernels ---------------------------------------------------------------------------------
+def compile_attention(made: Plan) -> set[str]:
+    """Of a plan of nothing else. Returns: its instances."""
+    header, _ = generate_header(made, {})
+    headers = one_task.headers("noop", "", H200.team_warps) | {GENERATED: header}
+    compiled = compile_source(one_task.RUNNER, "sm_90a", headers=headers, name="runner.cu")
+    assert compiled.function("run_tasks").registers > 0
+    return set(re.findall(r"attention_of<([^>]*)>", header))
+
+
+@pytest.mark.timeout(300)
+def test_a_drafters_share_has_a_plan_at_its_true_size_and_its_attention_compiles() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    (case,) = cases.find(["draft-slice"])
+    made = plan_of(case.make(False))
+    streamed = sum(task.stream[2] for task in made.tasks if task.stream is not None)
+    twice = 5 * 2 * 128 * 8192 * 2  # the context's keys and values, and those of the block
+    assert streamed == pytest.approx(case.make(False).bytes_moved() + twice, rel=0.005)
+    shared = [b.shape[0] for b in made.buffers if b.memory == "symmetric"]
+    assert shared == [8] * (1 + 4 * 5 + 3)  # fc, two sums and two convolutions a layer, the choice
+    attention = tuple(t for t in made.tasks if t.body == "attention")
+    assert compile_attention(replace(made, tasks=attention)) == {"128, 8, 2, true"}
+
+
 @pytest.mark.timeout(300)
 def test_attention_compiles_for_every_shape_of_the_full_cases() -> None:
     """Of a kernel's code only attention depends on shapes: heads, group, dtype, extras. The other
@@ -221,18 +283,15 @@ def test_attention_compiles_for_every_shape_of_the_full_cases() -> None:
             (shapes.QWEN3_30B_A3B, 1),
         )
     ]
-    small = [c.make(True) for c in RUNNING if c.kind == "cuda"]
+    drafting = {case.name for case in cases_draft.draft_cases()}  # see above
+    small = [c.make(True) for c in RUNNING if c.kind == "cuda" and c.name not in drafting]
     plans = [*(plan(g, H200, edges="auto") for g in wide), *(plan_of(w) for w in small)]
     together = replace(plans[0], tasks=tuple(t for p in plans for t in p.tasks))
     _, bodies = generate_header(together, {})
     assert {"route", "expert_matvec", "collect", "publish", "rearm"} <= set(bodies)
     attention = tuple(t for t in together.tasks if t.body == "attention")
-    header, _ = generate_header(replace(together, tasks=attention), {})
-    heads = set(re.findall(r"attention_of<([^>]*)>", header))
+    heads = compile_attention(replace(together, tasks=attention))
     assert heads == {"64, 3, 2", "64, 4, 2", "64, 8, 2, true", "128, 4, 2", "128, 8, 2"}
-    headers = one_task.headers("noop", "", H200.team_warps) | {GENERATED: header}
-    compiled = compile_source(one_task.RUNNER, "sm_90a", headers=headers, name="runner.cu")
-    assert compiled.function("run_tasks").registers > 0
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])

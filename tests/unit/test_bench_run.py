@@ -136,8 +136,14 @@ def test_what_cannot_run_here_says_why_once_and_is_not_counted() -> None:
 
     gpu = replace(fake_case([], [1, 1, 1]), kind="cuda", name="gpu")
     told: list[str] = []
-    cases = [gpu, replace(gpu, name="later", unbuilt="not built yet"), replace(gpu, name="gpu2")]
-    report = run_cases(cases, {"cuda": no_gpu}, quiet, told.append)
+
+    def later(*_: Any) -> Fake:
+        raise UnavailableError("not built yet")
+
+    host = replace(gpu, kind="host", name="later", ours=later)
+    cases = [gpu, host, replace(gpu, name="gpu2")]
+    openers = {"cuda": no_gpu, "host": lambda: MACHINE}
+    report = run_cases(cases, openers, quiet, told.append)
     assert report.records == []
     assert told == [
         "gpu: not run: no usable GPU: none",
@@ -217,8 +223,12 @@ def test_the_command_lists_cases_and_refuses_unknown_ones(capsys: Any) -> None:
 
 
 def test_a_case_that_cannot_run_is_no_failure_and_the_last_line_is_json(
-    capsys: Any, tmp_path: Path
+    capsys: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
+    def no_gpu() -> Machine:
+        raise UnavailableError("no usable GPU: none")
+
+    monkeypatch.setattr("gpurt.bench.machine.cuda_machine", no_gpu)
     out = tmp_path / "out.json"
     assert main(["bench", "--case", "draft-slice", "--out", str(out)]) == 0
     captured = capsys.readouterr()

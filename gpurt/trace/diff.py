@@ -53,7 +53,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Diff:
-    """All figures of two traces, the largest change of a kind first."""
+    """All figures of two traces, the largest change of a kind first. before, after: what they are
+    of, `name on device, workers`.
+    """
 
     before: str
     after: str
@@ -81,11 +83,13 @@ def compare(before: Trace, after: Trace, phase: str | None = None) -> Diff:
     chosen = _phase(before, after, phase)
     old_steps, new_steps = _steps(before, chosen), _steps(after, chosen)
     old, new = _figures(before, old_steps), _figures(after, new_steps)
+    _add_zeros(old, new, before, len(old_steps))
+    _add_zeros(new, old, after, len(new_steps))
     changes = [_change(key, old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())]
     kinds = ("step", "run", "stall", "wait", "edge")
     changes.sort(key=lambda c: (kinds.index(c.kind), -abs(c.change_us), c.name))
     counts = len(old_steps), len(new_steps)
-    return Diff(before.name, after.name, chosen, *counts, tuple(changes))
+    return Diff(_about(before), _about(after), chosen, *counts, tuple(changes))
 
 
 def noise_us(old: NDArray[np.float64], new: NDArray[np.float64]) -> float | None:
@@ -98,6 +102,10 @@ def noise_us(old: NDArray[np.float64], new: NDArray[np.float64]) -> float | None
 
 
 # ---- helpers ---------------------------------------------------------------------------------
+def _about(trace: Trace) -> str:
+    return f"{trace.name} on {trace.device}, {trace.workers} workers"
+
+
 def _phases(trace: Trace) -> dict[str, list[int]]:
     """Whole steps by phase; all under `plain` if there are no summaries."""
     of = {int(s["step"]): int(s["phase"]) for s in trace.steps}
@@ -150,6 +158,19 @@ def _figures(trace: Trace, steps: list[int]) -> dict[tuple[str, str], NDArray[np
     for (producer, consumer), rows in edge_samples(trace, steps, keys).items():
         found["edge", f"{producer}{ARROW}{consumer}"] = rows[:, 1]
     return found
+
+
+def _add_zeros(
+    figures: dict[tuple[str, str], NDArray[np.float64]],
+    other: dict[tuple[str, str], NDArray[np.float64]],
+    trace: Trace,
+    steps: int,
+) -> None:
+    """Nobody waited: that is 0, where the other trace has a figure and this one the operators."""
+    names = {operator_key(o.path, trace.name) for o in trace.operators}
+    for kind, name in other.keys() - figures.keys():
+        if names.issuperset(name.split(ARROW)):
+            figures[kind, name] = np.zeros(steps)
 
 
 def _change(

@@ -11,32 +11,32 @@ from rich.text import Text
 
 from gpurt.trace.diff import Change, Diff
 
-ROWS_MAX = 14
+LOUD_MAX = 12  # rows of a table that are beyond noise
+CALM_MAX = 4  # and the largest others
+NOISE = "noise: from step to step within both traces; two runs of one program may differ by more"
 STYLES = {"slower": "bold red", "faster": "bold green", "new": "yellow", "gone": "yellow"}
 KINDS = {"run": "", "stall": " (stall)", "wait": " (wait)"}
 
 
 def show_diff(diff: Diff, console: Console) -> None:
     """Print the comparison."""
-    steps = f"{diff.before_steps} and {diff.after_steps} {diff.phase} steps"
-    console.print(Text(f"{diff.before} before, {diff.after} after: {steps}, medians a step"))
+    for when, about, steps in (
+        ("before", diff.before, diff.before_steps),
+        ("after", diff.after, diff.after_steps),
+    ):
+        console.print(Text(f"{when + ':':<8}{about}, medians of {steps} {diff.phase} steps"))
     console.print(_table("step", diff.of("step")))
-    console.print(_table("operators, all workers together", _worth(diff.of(*KINDS))))
-    console.print(_table("edges: time that tasks waited for", _worth(diff.of("edge"))))
+    console.print(_table("operators, all workers together", diff.of(*KINDS)))
+    console.print(_table("edges: time that tasks waited for", diff.of("edge")))
     beyond = [c for c in diff.changes if c.verdict in ("slower", "faster")]
     if not beyond:
         console.print(Text("nothing is beyond the noise of the steps"))
+    console.print(Text(NOISE, "grey50"))
 
 
 # ---- helpers ---------------------------------------------------------------------------------
-def _worth(changes: list[Change]) -> list[Change]:
-    """What is beyond noise first, then the largest of the rest."""
-    loud = [c for c in changes if c.verdict not in ("same", "unknown")]
-    calm = [c for c in changes if c.verdict in ("same", "unknown") and c.kind in ("run", "edge")]
-    return sorted(loud, key=lambda c: -abs(c.change_us)) + calm
-
-
 def _table(title: str, changes: Iterable[Change]) -> Table:
+    """What is beyond noise first, then the largest of the rest."""
     table = Table(
         title=title,
         title_justify="left",
@@ -48,8 +48,10 @@ def _table(title: str, changes: Iterable[Change]) -> Table:
     for name in ("before us", "after us", "change us", "%", "noise us"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
-    rows = list(changes)
-    for change in rows[:ROWS_MAX]:
+    rows = sorted(changes, key=lambda c: -abs(c.change_us))
+    loud = [c for c in rows if c.verdict not in ("same", "unknown")][:LOUD_MAX]
+    calm = [c for c in rows if c.verdict in ("same", "unknown")][: CALM_MAX + LOUD_MAX - len(loud)]
+    for change in loud + calm:
         table.add_row(
             change.name + KINDS.get(change.kind, ""),
             _figure(change.before_us),
@@ -59,8 +61,8 @@ def _table(title: str, changes: Iterable[Change]) -> Table:
             "?" if change.noise_us is None else f"{change.noise_us:.1f}",
             Text(change.verdict, STYLES.get(change.verdict, "grey50")),
         )
-    if len(rows) > ROWS_MAX:
-        table.add_row(Text(f"and {len(rows) - ROWS_MAX} more, see --json", "grey50"))
+    if more := len(rows) - len(loud) - len(calm):
+        table.add_row(Text(f"and {more} more, see --json", "grey50"))
     return table
 
 

@@ -29,6 +29,7 @@ from gpurt.trace.view import summary
 
 BOUNDS = {"min", "max"}
 NAMES_SHOWN = 8
+TENTHS_FROM = 1000  # larger figures are shown to a tenth, not as powers of ten
 
 
 @dataclass(frozen=True)
@@ -162,14 +163,16 @@ def _result(expectation: Expectation, value: Any) -> Result:
 
 
 def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, int | str):
+        return str(value)
+    return f"{value:.1f}" if abs(value) >= TENTHS_FROM else f"{value:.4g}"
 
 
 def _bounds(result: Result) -> str:
     if result.low is None and result.high is None:
         return f"exactly {_text(result.exactly)}"
     parts = [
-        f"at least {result.low:g}" if result.low is not None else "",
-        f"at most {result.high:g}" if result.high is not None else "",
+        f"at least {_text(result.low)}" if result.low is not None else "",
+        f"at most {_text(result.high)}" if result.high is not None else "",
     ]
     return ", ".join(filter(None, parts))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gpurt.cli import main
 from gpurt.errors import TraceError
-from gpurt.trace.diff import compare, noise_us
+from gpurt.trace.diff import Change, Diff, compare, noise_us
 from gpurt.trace.diff_view import show_diff
 from tests.helpers.hand_trace import hand_trace
 from tests.helpers.made_trace import made_trace
@@ -74,6 +74,30 @@ def test_an_operator_of_one_trace_is_new_or_gone():
     assert (run["layers[*].fused"].verdict, run["layers[*].fused"].before_us) == ("new", None)
 
 
+def test_a_wait_that_nobody_had_before_is_0_and_not_new():
+    calm = hand_trace(5)
+    late = calm.spans["task"] == 3
+    calm.spans["begin_ns"][late] += calm.spans["wait_ns"][late]
+    calm.spans["wait_ns"][late] = 0
+    diff = compare(calm, hand_trace(5))
+    for kind, name in (("wait", "advance"), ("edge", "layers[*].up -> advance")):
+        change = by_name(diff, kind)[name]
+        assert (change.before_us, change.after_us, change.verdict) == (0.0, 0.5, "slower")
+        back = by_name(compare(hand_trace(5), calm), kind)[name]
+        assert (back.before_us, back.after_us, back.verdict) == (0.5, 0.0, "faster")
+
+
+def test_the_largest_changes_within_noise_are_shown_too():
+    out = io.StringIO()
+    changes = [Change("run", f"op{i}", 1.0, 2.0, 0.1, "slower") for i in range(20)]
+    changes += [Change("wait", "calm", 0.0, 500.0, 900.0, "same")]
+    show_diff(Diff("a", "b", "decode", 5, 5, tuple(changes)), Console(file=out, width=110))
+    lines = out.getvalue().splitlines()
+    assert sum(line.startswith(" op") for line in lines) == 12
+    assert any(line.startswith(" calm (wait)") for line in lines)
+    assert any("and 8 more" in line for line in lines)
+
+
 def test_few_steps_tell_nothing_about_noise():
     diff = compare(hand_trace(2), hand_trace(2))
     assert {c.verdict for c in diff.changes} == {"unknown"}
@@ -108,7 +132,9 @@ def test_terminal_marks_what_is_beyond_noise():
     diff = compare(made(1), made(2, {"gate_up": 900}))
     show_diff(diff, Console(file=out, width=110, force_terminal=False))
     text = out.getvalue()
-    assert "24 and 24 decode steps" in text
+    about = "made on cuda model of 8 SMs, 8 workers, medians of 24 decode steps"
+    assert f"before: {about}\nafter:  {about}\n" in text
+    assert "two runs of one program may differ by more" in text
     line = next(x for x in text.splitlines() if x.strip().startswith("layers[*].gate_up "))
     assert line.rstrip().endswith("slower")
     assert max(len(x) for x in text.splitlines()) <= 110

@@ -207,7 +207,7 @@ def chat(
 
     _check_writable(trace)
     options = _settings(workers, policy, edges, rows)
-    with _Session(model, device, options, tp) as session:
+    with terminal.typed_ahead(), _Session(model, device, options, tp) as session:
         encode_chat(session.model, [])
         settings = Settings(max_tokens, temperature, top_k, top_p, seed)
         settings.check(session.model.config.vocab)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpurt.channels import ANSWER
 from gpurt.chat import timeline
 from gpurt.chat.commands import help_text, parse_setting, settings_commands, split_command
-from gpurt.chat.conversation import Conversation, Settings, load_chat, save_chat
+from gpurt.chat.conversation import Conversation, Settings, counted, load_chat, save_chat
 from gpurt.errors import ChatError, GpurtError, RequestError
 from gpurt.reply import Part, Reply, stats_line
 from gpurt.serving import DEFAULT_MAX_TOKENS, channels_of, encode_chat
@@ -162,8 +162,7 @@ class Chat:
         room = graph.context + 1 - min(wanted, MIN_REPLY_TOKENS)
         prompt, forgotten = self._conversation.fit(lambda m: encode_chat(self._model, m), room)
         if forgotten:
-            plural = "exchange" if forgotten == 1 else "exchanges"
-            self._screen.say(f"(context full: the oldest {forgotten} {plural} left out)")
+            self._screen.say(f"(context full: {counted(forgotten)} left out, the oldest first)")
         return self._runtime.submit(
             graph,
             prompt,
@@ -234,7 +233,7 @@ class Chat:
 
     def _stats(self, _: str) -> None:
         stats = self._answered().stats
-        self._screen.say(f"{stats_line(stats)}, {self._conversation.exchanges} exchanges")
+        self._screen.say(f"{stats_line(stats)}, {counted(self._conversation.exchanges)}")
 
     def _trace(self, path: str) -> None:
         trace = self._answered().trace()
@@ -242,15 +241,15 @@ class Chat:
 
     def _save(self, path: str) -> None:
         save_chat(_path(path, "/save"), self._conversation, self._settings, self._model.name)
-        self._screen.say(f"(saved {self._conversation.exchanges} exchanges to {path})")
+        self._screen.say(f"(saved {counted(self._conversation.exchanges)} to {path})")
 
     def _load(self, path: str) -> None:
         loaded = load_chat(_path(path, "/load"), self._graph.vocab)
         conversation, self._settings, model = loaded
         self._begin(conversation)
         other = f", said by {model}" if model != self._model.name else ""
-        count = self._conversation.exchanges
-        self._screen.say(f"(loaded {count} exchanges{other}; {self._settings})")
+        count = counted(self._conversation.exchanges)
+        self._screen.say(f"(loaded {count}{other}; {self._settings})")
 
     def _begin(self, conversation: Conversation) -> None:
         self._conversation, self._counted = conversation, None

@@ -19,7 +19,7 @@ When the context is full, the oldest exchanges are left out; the system message 
 
 @dataclass(frozen=True)
 class Command:
-    """takes: what /help calls its argument. suggestions: values to complete it with; a path is
+    """takes: what /help calls its argument. about: one or more lines. suggestions: values to complete it with; a path is
     completed from the folders.
     """
 
@@ -47,8 +47,8 @@ COMMANDS = (
     Command("/max-tokens", "[N]", "of a reply", ("256", "1024")),
     Command("/reasoning", "", "what the last reply said beside its answer"),
     Command("/stats", "", "figures of the last reply"),
-    Command("/trace", "[FILE]", "timeline of the last reply in a browser; - shows it here;"
-            " FILE.html, FILE.json (Perfetto) or FILE saves it"),
+    Command("/trace", "[FILE]", "timeline of the last reply in a browser; - shows it here;\n"
+            "FILE.html, FILE.json (Perfetto) or FILE saves it"),
     Command("/save", "FILE", "write the conversation as JSON"),
     Command("/load", "FILE", "go on with a saved conversation"),
     Command("/quit", "", "leave"),
@@ -74,7 +74,9 @@ def help_text() -> str:
     """What /help says."""
     heads = [f"{c.name} {c.takes}".rstrip() for c in COMMANDS]
     wide = max(map(len, heads)) + 2
-    lines = [f"{head:<{wide}}{c.about}" for head, c in zip(heads, COMMANDS, strict=True)]
+    indent = "\n" + wide * " "
+    abouts = [c.about.replace("\n", indent) for c in COMMANDS]
+    lines = [f"{head:<{wide}}{about}" for head, about in zip(heads, abouts, strict=True)]
     return "\n".join([*lines, "", RULES])
 
 

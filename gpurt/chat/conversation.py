@@ -99,6 +99,11 @@ class Conversation:
             del kept[:2]
 
 
+def counted(exchanges: int) -> str:
+    """`1 exchange`, `2 exchanges`."""
+    return f"{exchanges} exchange{'' if exchanges == 1 else 's'}"
+
+
 def save_chat(path: str | Path, conversation: Conversation, settings: Settings, model: str) -> None:
     """Write the file. Raises: ChatError if the path cannot be written."""
     record = {

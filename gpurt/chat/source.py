@@ -138,7 +138,7 @@ def _completer() -> Completer:
                             yield Completion(value, -len(argument))
 
     def _named(command: Command, typed: int) -> Completion:
-        return Completion(command.name, -typed, display_meta=command.about)
+        return Completion(command.name, -typed, display_meta=command.about.splitlines()[0])
 
     return Commands()
 

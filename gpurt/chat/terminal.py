@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpurt.chat.screen import MarkdownScreen, PlainScreen
@@ -24,6 +26,27 @@ def screen() -> Screen:
     from rich.console import Console
 
     return MarkdownScreen(Console())
+
+
+@contextmanager
+def typed_ahead() -> Iterator[None]:
+    """Meanwhile the next prompt gets what is typed while a model loads or a reply comes, as it was
+    typed: unseen until then, Enter as Enter. Ctrl-C is what it was. Without a terminal: nothing.
+    """
+    if not is_terminal():
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
+    inward, outward, control, local, *rest = termios.tcgetattr(sys.stdin)
+    quiet = local & ~(termios.ECHO | termios.ICANON)
+    changed = [inward & ~termios.ICRNL, outward, control, quiet, *rest]
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def source(chat: Chat, *, keeps_history: bool) -> Source:

@@ -127,7 +127,8 @@ def main() -> None:
     graph = Graph("fake", context=30_000, vocab=0x110000)
     runtime = ScriptedRuntime(Path(folder))
     chat = Chat(runtime, FakeModel(), graph, terminal.screen())
-    chat.run(terminal.source(chat, keeps_history="--no-history" not in options))
+    with terminal.typed_ahead():
+        chat.run(terminal.source(chat, keeps_history="--no-history" not in options))
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def test_a_reply_that_its_limit_cut_says_so():
 def test_full_context_leaves_the_oldest_exchanges_out_and_keeps_the_system_message():
     lines = ["a" * 20, "b" * 20, "c" * 20]
     out, runtime = talk(lines, context=104, max_tokens=40, system="S")
-    assert "(context full: the oldest 1 exchange left out)\n" in out
+    assert "(context full: 1 exchange left out, the oldest first)\n" in out
     assert runtime.prompts[2] == f"s:S\nu:{'b' * 20}\na:ok2\nu:{'c' * 20}\n"
 
 
@@ -194,7 +194,7 @@ def test_trace_is_written_by_its_ending_or_shown_here(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     out, _ = talk(["hi", "/trace -", *(f"/trace {n}" for n in names), "/trace"])
     assert "critical path" in out
-    assert [n.read_bytes()[:9] for n in names] == [b"GPURTTRC\1", b"<!doctype", b'{"display']
+    assert [n.read_bytes()[:9] for n in names] == [b"GPURTTRC\2", b"<!doctype", b'{"display']
     page = out.split("(wrote ")[-1].removesuffix(": open it in a browser)\n")
     assert tmp_path in Path(page).parents
     assert "hand - gpurt trace" in Path(page).read_text(encoding="utf-8")
@@ -217,7 +217,7 @@ def test_saved_chat_goes_on_in_another_one(tmp_path):
     path = tmp_path / "chat.json"
     talk(["hi é", f"/save {path}"], system="S", temperature=0.7, seed=9)
     out, runtime = talk([f"/load {path}", "more"])
-    assert out.startswith("(loaded 1 exchanges; temperature 0.7, seed 9)\n")
+    assert out.startswith("(loaded 1 exchange; temperature 0.7, seed 9)\n")
     assert runtime.prompts == ["s:S\nu:hi é\na:ok1\nu:more\n"]
     assert runtime.options["seed"] == 9
 

@@ -145,7 +145,7 @@ def test_real_model_answers_on_a_terminal(terminal):
     child = terminal(command=REAL)
     ask(child, "Say hello.", "ends after 8 tokens|[Hh]ello")
     child.send("/stats\r")
-    child.expect(r"8 tokens, .*tokens/s, (no|1) launch, 1 exchanges|launch, 1 exchanges")
+    child.expect(r"8 tokens, .*tokens/s, (no|1) launch, 1 exchange|launch, 1 exchange")
     ready(child)
     leave(child)
 
@@ -177,6 +177,25 @@ def test_ctrl_c_stops_a_reply_and_the_chat_goes_on(child):
     child.expect(r"\(stopped\)")
     ready(child)
     ask(child, "abc", "3 characters, sum 294")
+
+
+def test_what_is_typed_during_a_reply_is_unseen_and_sent_after_it(terminal, tmp_path):
+    child = terminal()
+    child.send("hold\r")
+    child.expect("holding")
+    child.send("abc\rdraft")
+    (tmp_path / "gate").touch()
+    child.expect("released")
+    assert "abc" not in child.before
+    child.expect(ASKS)
+    child.send(HERE)
+    child.expect("3 characters, sum 294")
+    child.expect(ASKS)
+    child.send(HERE)
+    child.expect("draft")
+    child.sendintr()
+    ready(child)
+    leave(child)
 
 
 def test_ctrl_c_at_the_prompt_clears_the_line(child):
@@ -214,9 +233,9 @@ def test_history_is_kept_for_the_next_chat_unless_told_not_to(terminal, tmp_path
 
 def test_chat_is_saved_and_loaded(child, tmp_path):
     ask(child, "abc", "3 characters")
-    ask(child, f"/save {tmp_path}/a.json", "saved 1 exchanges")
+    ask(child, f"/save {tmp_path}/a.json", r"saved 1 exchange to")
     ask(child, "/clear", "forgotten")
-    ask(child, f"/load {tmp_path}/a.json", "loaded 1 exchanges")
+    ask(child, f"/load {tmp_path}/a.json", r"loaded 1 exchange;")
     ask(child, f"/load {tmp_path}/none.json", "cannot read the chat: No such file")
     ask(child, "/retry", "3 characters, sum 294")
 

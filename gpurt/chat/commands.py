@@ -19,8 +19,8 @@ When the context is full, the oldest exchanges are left out; the system message 
 
 @dataclass(frozen=True)
 class Command:
-    """takes: what /help calls its argument. about: one or more lines. suggestions: values to complete it with; a path is
-    completed from the folders.
+    """takes: what /help calls its argument. about: one or more lines. suggestions: values to
+    complete it with; a path is completed from the folders.
     """
 
     name: str

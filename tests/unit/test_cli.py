@@ -180,8 +180,17 @@ def test_trace_variable_writes_a_perfetto_file(tiny, tmp_path, monkeypatch):
 def test_damaged_trace_is_one_line(capsys, tmp_path):
     path = tmp_path / "a.trace"
     hand_trace().save(path)
-    path.write_bytes(path.read_bytes()[:-5])
-    assert failure(capsys, "trace", str(path)).startswith("the trace has")
+    data = path.read_bytes()
+    path.write_bytes(data[:-5])  # in the mark of its end
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert main(["trace", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert "critical path" in out
+    assert err.startswith("gpurt: the trace ends early, after the spans of 1 steps - at ")
+    assert err.count("\n") == 1
+    path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    assert failure(capsys, "trace", str(path)).startswith("the trace's checksum is wrong")
 
 
 def test_plan_is_printed_and_saved(capsys, tiny, tmp_path):

@@ -338,11 +338,12 @@ class _Builder:
 
     def experts(self, layer: int, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
         graph, config = self.graph, self.config
-        routes = self.routes(at, source, t, norm)
+        # Before the router: a static list that has its one task `route` would hold up a tile.
         z = self.activation(f"{at}.z", config.moe_hidden // self.ranks)
         pre = self.matrix(f"{at}.pre.w", f"{source}.pre_expert_proj", cut=0)
         matvec(graph, t, pre, z, norm=norm, eps=config.eps, name="pre_expert")
         z = all_gather(graph, z, self.ranks)
+        routes = self.routes(at, source, t, norm)
         top_k, post_eps = config.top_k, config.post_eps
         h = graph.row_activation(f"{at}.h", config.moe_intermediate // self.ranks, f32, top_k)
         w, scale = self.expert_weight(layer, f"{at}.up", f"{source}.experts.gate_up_proj", 2)

@@ -31,7 +31,13 @@ struct matvec_f32 {
 #pragma unroll 1
     for (u32 v = context.thread / 32; v < RowNorm::kVirtual; v += context.team_threads / 32) {
 #pragma unroll 1
-      for (u32 first = 0; first < rows; first += kBlock) multiply(task, context, v, first, rows);
+      for (u32 first = 0; first < rows; first += kBlock) {
+        if (rows == 1) {
+          multiply<1>(task, context, v, first, rows);
+        } else {
+          multiply<kBlock>(task, context, v, first, rows);
+        }
+      }
     }
     context.sync();
     const Scratch& scratch = *reinterpret_cast<const Scratch*>(context.scratch);
@@ -57,21 +63,26 @@ struct matvec_f32 {
   }
 
  private:
+  // A granule of some rows of x.
+  template <u32 BLOCK>
   struct Granules {
-    uint4 x[kBlock];
+    uint4 x[BLOCK];
 
-    // All lanes of a warp, converged.
-    GPURT_FN void load(u64 from, u32 row_bytes, u32 first, u32 rows, bool payload) {
-      u32 polls = 0;
-      bool missing;
-      do {
-        missing = false;
+    // `from` lies in row 0. A row beyond the last one is that one again.
+    GPURT_FN void load(u64 from, u32 row_bytes, u32 first, u32 rows) {
 #pragma unroll
-        for (u32 b = 0; b < kBlock; ++b) {
-          x[b] = ld_relaxed_gpu_b128(from + u64{min(first + b, rows - 1)} * row_bytes);
-          missing |= is_sentinel(x[b]);
-        }
-      } while (payload && payload_missing(missing, polls));
+      for (u32 b = 0; b < BLOCK; ++b)
+        x[b] = ld_relaxed_gpu_b128(from + u64{min(first + b, rows - 1)} * row_bytes);
+    }
+    GPURT_FN bool missing() const {
+      bool any = false;
+#pragma unroll
+      for (u32 b = 0; b < BLOCK; ++b) any |= is_sentinel(x[b]);
+      return any;
+    }
+    // All lanes of a warp, converged.
+    GPURT_FN void wait(u64 from, u32 row_bytes, u32 first, u32 rows) {
+      for (u32 polls = 0; payload_missing(missing(), polls);) load(from, row_bytes, first, rows);
     }
     GPURT_FN float4 operator[](u32 b) const {
       return make_float4(__uint_as_float(x[b].x), __uint_as_float(x[b].y), __uint_as_float(x[b].z),
@@ -79,45 +90,71 @@ struct matvec_f32 {
     }
   };
 
-  // Part `v` of the sums of step rows [first, first + kBlock).
+  struct Weights {
+    float4 row[kOutputs];
+
+    // Granule i of each; a row beyond `last` is never stored.
+    GPURT_FN void load(const f32* w, u32 k, u32 last, u32 i) {
+#pragma unroll
+      for (u32 o = 0; o < kOutputs; ++o) row[o] = read4(w + u64(min(o, last)) * k, i);
+    }
+  };
+
+  // Part `v` of the sums of step rows [first, first + BLOCK).
+  template <u32 BLOCK>
   __device__ __noinline__ static void multiply(const TaskRecord& task, const BodyContext& context,
                                                u32 v, u32 first, u32 rows) {
-    Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
+    constexpr u32 kStride = RowNorm::kVirtual * 32;
     const u32 k = task.param[kK], granules = k / 4, lane = context.thread % 32;
     const u64 x = reinterpret_cast<u64>(context.address<const f32>(task, kArgX));
     const f32* w = arg<const f32>(task, kArgW) + u64(task.tile[0]) * k;
     const f32* norm = arg<const f32>(task, kArgNorm);
     const bool payload = (task.payload_mask & (1 << kArgX)) != 0;
-    const u32 last = task.tile[1] - task.tile[0] - 1;  // a row beyond it is never stored
-    f32 sum[kOutputs][kBlock] = {};
-    f32 squares[kBlock] = {};
+    const u32 last = task.tile[1] - task.tile[0] - 1;
+    f32 sum[kOutputs][BLOCK] = {};
+    f32 squares[BLOCK] = {};
+    Weights weights;
+    Granules<BLOCK> granule;
+    const u32 begin = min(v * 32 + lane, granules - 1);
+    weights.load(w, k, last, begin);
+    granule.load(x + u64{begin} * 16, k * 4, first, rows);
     // Trip counts are equal for a whole warp: it polls together.
 #pragma unroll 1
-    for (u32 base = v * 32; base < granules; base += RowNorm::kVirtual * 32) {
-      const u32 i = min(base + lane, granules - 1);
-      Granules granule;
-      granule.load(x + u64{i} * 16, k * 4, first, rows, payload);
+    for (u32 base = v * 32; base < granules; base += kStride) {
+      const u32 i = min(base + lane, granules - 1), next = min(base + kStride + lane, granules - 1);
+      const float4 factors = norm != nullptr ? read4(norm, i) : make_float4(1, 1, 1, 1);
+      const Weights now = weights;
+      if (payload) granule.wait(x + u64{i} * 16, k * 4, first, rows);
       const bool valid = base + lane < granules;
-      float4 in[kBlock];
+      float4 in[BLOCK];
 #pragma unroll
-      for (u32 b = 0; b < kBlock; ++b) {
+      for (u32 b = 0; b < BLOCK; ++b) {
         in[b] = valid ? granule[b] : make_float4(0, 0, 0, 0);
         squares[b] = RowNorm::add4(in[b], squares[b]);
-        if (norm != nullptr) in[b] = mul4(in[b], read4(norm, i));
+        if (norm != nullptr) in[b] = mul4(in[b], factors);
       }
+      weights.load(w, k, last, next);
+      granule.load(x + u64{next} * 16, k * 4, first, rows);
 #pragma unroll
       for (u32 o = 0; o < kOutputs; ++o) {
-        const float4 weight = read4(w + u64(min(o, last)) * k, i);
 #pragma unroll
-        for (u32 b = 0; b < kBlock; ++b) sum[o][b] = dot4(weight, in[b], sum[o][b]);
+        for (u32 b = 0; b < BLOCK; ++b) sum[o][b] = dot4(now.row[o], in[b], sum[o][b]);
       }
     }
+    keep<BLOCK>(context, v, first, rows, sum, squares);
+  }
+
+  // A virtual warp's sums, for the end of the task.
+  template <u32 BLOCK>
+  GPURT_FN static void keep(const BodyContext& context, u32 v, u32 first, u32 rows,
+                            const f32 (&sum)[kOutputs][BLOCK], const f32 (&squares)[BLOCK]) {
+    Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
 #pragma unroll
-    for (u32 b = 0; b < kBlock; ++b) {
+    for (u32 b = 0; b < BLOCK; ++b) {
       const u32 row = min(first + b, kRowsMax - 1);
-      const bool stores = lane == 0 && first + b < rows;
-      squares[b] = over_warp(squares[b]);
-      if (stores) scratch.squares[row][v] = squares[b];
+      const bool stores = context.thread % 32 == 0 && first + b < rows;
+      const f32 square = over_warp(squares[b]);
+      if (stores) scratch.squares[row][v] = square;
 #pragma unroll
       for (u32 o = 0; o < kOutputs; ++o) {
         const f32 all = over_warp(sum[o][b]);

@@ -23,6 +23,7 @@ struct route {
   static constexpr u32 kExpertsMax = 1024;
   static constexpr u32 kKeyWords = 5632;
   static constexpr u32 kNone = 0xFFFFFFFFu;
+  static constexpr u32 kAtOnce = 4;
 
   struct Scratch {
     u32 keys[kKeyWords];     // of as many warps' rows as there is room for
@@ -87,14 +88,24 @@ struct route {
     u64 mine = 0;  // the lane's best: key, then the lower expert
     u32 bad = kNone;
     f32 largest = __uint_as_float(0xFF800000u);
-    for (u32 e = lane; e < experts; e += 32) {
-      const f32 x = logits[e];
-      f32 score = is_sigmoid ? sigmoid(x) : x;
-      if (bias != nullptr) score += bias[e];
-      if ((x - x != 0.0f || score != score) && bad == kNone) bad = e;
-      largest = fmaxf(largest, x);
-      keys[e] = key_of(score);
-      mine = larger(mine, u64(keys[e]) << 32 | ~e);
+    for (u32 base = lane; base < experts; base += 32 * kAtOnce) {
+      f32 x[kAtOnce], shift[kAtOnce];  // their loads are under way at once
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; ++i) {
+        const u32 e = min(base + 32 * i, experts - 1);
+        x[i] = logits[e];
+        shift[i] = bias != nullptr ? bias[e] : -0.0f;  // changes nothing, not even a zero's sign
+      }
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; ++i) {
+        const u32 e = base + 32 * i;
+        if (e >= experts) break;
+        const f32 score = (is_sigmoid ? sigmoid(x[i]) : x[i]) + shift[i];
+        if ((x[i] - x[i] != 0.0f || score != score) && bad == kNone) bad = e;
+        largest = fmaxf(largest, x[i]);
+        keys[e] = key_of(score);
+        mine = larger(mine, u64(keys[e]) << 32 | ~e);
+      }
     }
     bad = over_warp(bad, [](u32 a, u32 b) { return min(a, b); });
     if (lane == 0) scratch.bad[row] = bad;

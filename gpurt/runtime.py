@@ -277,7 +277,8 @@ class Runtime:
 
 def _shut_down(sessions: list[Session], watchdog: Watchdog, environment: Environment) -> None:
     watchdog.stop()
-    for session in sessions:
+    # One whose kernel is there ends first: memory that another gives back would wait for it.
+    for session in sorted(sessions, key=lambda s: s.broken or not s.executor.running()):
         if environment.trace_path is not None and session is sessions[-1]:
             _write_trace(session, environment.trace_path)
         session.close()

@@ -35,6 +35,7 @@ GUARD_BYTES = 256  # round every allocation
 GUARD_BYTE = 0xFF  # a NaN for whoever reads past an end
 LIMIT_S = 100.0  # of one launch
 SM_COUNT = 3
+KERNEL_THREAD = "an emulated kernel"
 LIMITS = Limits(
     name="an emulated GPU",
     arch="sm_90a",
@@ -208,7 +209,7 @@ class EmulatedKernel:
             if self._launch(self._entry, blocks, threads, SM_COUNT, seed, LIMIT_S) != 0:
                 stream.failure = f"launch {seed} ran for more than {LIMIT_S} s"
 
-        stream.thread = threading.Thread(target=run, daemon=True)
+        stream.thread = threading.Thread(target=run, daemon=True, name=KERNEL_THREAD)
         stream.thread.start()
 
     def unload(self) -> None:

@@ -11,8 +11,10 @@ import pytest
 from gpurt.errors import DeviceError, GraphError
 from gpurt.executors import cuda
 from gpurt.executors.base import Options
+from gpurt.graph import Graph
 from gpurt.planner import plan
-from tests.emu.device import EmulatedDevice
+from gpurt.runtime import Runtime
+from tests.emu.device import KERNEL_THREAD, EmulatedDevice
 from tests.gpu.tiny_llama import device_target, tiny_llama
 
 
@@ -35,9 +37,13 @@ def held(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return addresses
 
 
+def graph() -> Graph:
+    return tiny_llama(rows=2, context=64, hidden=64, heads=1, kv_heads=1, intermediate=64)
+
+
 def load(progress: Callable[[str, int, int], None] | None = None) -> Any:
-    graph = tiny_llama(rows=2, context=64, hidden=64, heads=1, kv_heads=1, intermediate=64)
-    return cuda.load(plan(graph, device_target()), graph, Options(), progress)
+    loaded = graph()
+    return cuda.load(plan(loaded, device_target()), loaded, Options(), progress)
 
 
 def test_the_kernel_is_compiled_while_weights_are_uploaded(
@@ -89,4 +95,22 @@ def test_a_kernel_whose_blocks_do_not_fit_leaves_no_memory_behind(
     monkeypatch.setattr(cuda.Kernel, "resident_blocks", lambda *_: 0)
     with pytest.raises(DeviceError, match="only 0 blocks can be resident"):
         load()
+    assert not held
+
+
+def test_a_runtime_frees_nothing_while_a_kernel_of_its_runs(
+    held: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, giving memory back waits for all kernels, for ever for one that stays."""
+    free = EmulatedDevice.free
+
+    def frees(self: EmulatedDevice, pointer: int) -> None:
+        running = [t for t in threading.enumerate() if t.name == KERNEL_THREAD]
+        assert not running, "a GPU would wait here"
+        free(self, pointer)
+
+    monkeypatch.setattr(EmulatedDevice, "free", frees)
+    with Runtime("cuda:0", resident=True) as runtime:
+        for _ in range(2):
+            runtime.submit(graph(), [1, 2], max_tokens=1).result(30)
     assert not held

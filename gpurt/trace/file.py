@@ -200,7 +200,7 @@ def _index(file: BinaryIO, path: str | Path) -> list[Block]:
         raise TraceError(f"{what} - at {path} - write it again")
     if blocks[-1].kind != b"DONE":
         steps = sum(b.kind in (b"STEP", b"PART") for b in blocks)
-        what = f"the trace ends early, after the spans of {steps} steps"
+        what = f"the trace ends early, after the spans of {steps} step{'' if steps == 1 else 's'}"
         warnings.warn(f"{what} - at {path} - what follows is of those", TraceWarning, stacklevel=4)
     elif at != there:
         what = f"the trace has {there - at} bytes too many"

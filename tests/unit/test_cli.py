@@ -187,7 +187,7 @@ def test_damaged_trace_is_one_line(capsys, tmp_path):
         assert main(["trace", str(path)]) == 0
     out, err = capsys.readouterr()
     assert "critical path" in out
-    assert err.startswith("gpurt: the trace ends early, after the spans of 1 steps - at ")
+    assert err.startswith("gpurt: the trace ends early, after the spans of 1 step - at ")
     assert err.count("\n") == 1
     path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
     assert failure(capsys, "trace", str(path)).startswith("the trace's checksum is wrong")

@@ -135,7 +135,7 @@ def test_file_that_ends_anywhere_opens_up_to_its_last_whole_block(path):
                 Trace.load(path)
             continue
         steps = sum(size >= end for end in ends[2:5])
-        with pytest.warns(TraceWarning, match=rf"^the trace ends early, after .* {steps} steps"):
+        with pytest.warns(TraceWarning, match=rf"^the trace ends early, after .* {steps} step"):
             trace = Trace.load(path)
         assert trace.kept.steps == list(range(steps))
         assert len(trace.steps) == (3 if size >= ends[1] else 0)

@@ -107,7 +107,7 @@ function drawTokens(context, view, trace, top, height, ink) {
     seen.push(trace.steps[i]);
   }
   const most = niceTop(seen.map((s) => s.rows));
-  drawTitle(context, view, "tokens a step", label(most), top, height, ink);
+  drawTitle(context, view, "rows a step", label(most), top, height, ink);
   const [low, high] = [top + height - 4, top + 8];
   clipped(context, view.gutter, top, view.plotWidth, height, () => {
     drawFloor(context, view, low, ink);

@@ -37,11 +37,11 @@ export function showExperts(section, viewer, begin, end) {
       {},
       make("th", { scope: "row" }, choice.name),
       make("td", {}, `${choice.distinct.toFixed(1)} of ${choice.experts}`),
-      make("td", { class: "wide" }, strip(choice, most)),
+      make("td", {}, strip(choice, most)),
       make("td", {}, named(viewer, choice)),
     ),
   );
-  const head = ["layer", "a step", "rows by expert", "most"].map((text) =>
+  const head = ["layer", "a step", "rows by expert", "most rows"].map((text) =>
     make("th", { scope: "col" }, text),
   );
   fill(

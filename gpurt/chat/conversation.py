@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurt.errors import BoundError, ChatError, RequestError
+from gpurt.json_file import read_json_file
 from gpurt.request import Sampling
 
 FORMAT = "gpurt chat"
@@ -124,13 +125,7 @@ def save_chat(path: str | Path, conversation: Conversation, settings: Settings, 
 
 def load_chat(path: str | Path, vocab: int) -> tuple[Conversation, Settings, str]:
     """Conversation, settings and the model's name. Raises: ChatError naming what is wrong."""
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        what = f"cannot read the chat: {error.strerror}"
-        raise ChatError(f"{what} - at {path} - check the path") from error
-    except ValueError as error:
-        raise ChatError(f"no JSON: {error} - at {path} - pass what /save wrote") from error
+    record = read_json_file(path, "the chat", ChatError, "pass what /save wrote")
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise ChatError(f'no "format": "{FORMAT}" - at {path} - pass what /save wrote')
     version = record.get("version")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurt.errors import TraceError
+from gpurt.json_file import read_json_file
 from gpurt.trace.edges import ARROW
 from gpurt.trace.trace import Trace
 from gpurt.trace.view import summary
@@ -60,13 +61,8 @@ class Result:
 
 def read_expectations(path: str | Path) -> list[Expectation]:
     """Every leaf of a file. Raises: TraceError if it cannot be read or is no such file."""
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        what = f"cannot read the expectations: {error.strerror}"
-        raise TraceError(f"{what} - at {path} - check the path") from error
-    except ValueError as error:
-        raise TraceError(f"no JSON: {error} - at {path} - see gpurt/trace/expect.py") from error
+    hint = "see gpurt/trace/expect.py"
+    record = read_json_file(path, "the expectations", TraceError, hint)
     found = list(_leaves(record, (), str(path))) if isinstance(record, dict) else []
     if not found:
         what = "the file expects nothing"

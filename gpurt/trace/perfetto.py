@@ -64,6 +64,8 @@ def _slices(trace: Trace) -> Iterator[dict[str, Any]]:
             yield {**slice_, "args": {**about, "for": names[op]}}
         about["stall_us"] = int(span["stall_ns"]) / 1e3  # type: ignore[assignment]
         about["bytes"] = int(trace.task_bytes[task])
+        if span["expert_rows"]:
+            about |= {"expert": int(span["expert"]), "expert_rows": int(span["expert_rows"])}
         start = {"ts": (begin + wait) / 1e3, "dur": run / 1e3}
         yield {**lane, **start, "name": names[op], "cat": kinds[op], "args": about}
 

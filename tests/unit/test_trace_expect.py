@@ -29,8 +29,8 @@ def files(tmp_path):
     hand_trace(3).save(tmp_path / "a.trace")
 
     def write(record):
-        text = record if isinstance(record, str) else json.dumps(record)
-        (tmp_path / "bounds.json").write_text(text)
+        text = json.dumps(record).encode() if isinstance(record, dict) else record
+        (tmp_path / "bounds.json").write_bytes(text)
         return str(tmp_path / "bounds.json")
 
     return str(tmp_path / "a.trace"), write
@@ -89,8 +89,9 @@ def test_json_says_which_figures_were_met(capsys, files):
         ({"split": {"wait": {"min": 2, "max": 1}}}, "split / wait has min 2 over max 1"),
         ({"split": {"wait": None}}, "split / wait is null"),
         ({}, "the file expects nothing"),
-        ("[1]", "the file expects nothing"),
-        ("{", "no JSON"),
+        (b"[1]", "the file expects nothing"),
+        (b"{", "no JSON"),
+        (b"{\xff}", "no JSON: byte 1 is no UTF-8"),
     ],
 )
 def test_a_wrong_file_is_one_line_and_exit_code_2(capsys, files, record, start):

@@ -11,6 +11,7 @@ from rich.console import Console
 from gpurt.trace import StepSpans, Trace
 from gpurt.trace.expect import check, known_figures, read_expectations
 from gpurt.trace.experts import expert_choices
+from gpurt.trace.perfetto import to_perfetto
 from gpurt.trace.view import show, summary
 from tests.helpers.expert_trace import expert_trace
 from tests.helpers.hand_trace import hand_trace
@@ -65,3 +66,10 @@ def test_file_keeps_them_and_expectations_name_them(tmp_path):
     results = check(trace, read_expectations(tmp_path / "bounds.json"))
     assert [r.met for r in results] == [False, True]
     assert known_figures(trace)["expert_choices"]["layers[1]"]["steps"]["1"] == 3
+
+
+def test_perfetto_has_the_expert_of_a_task_and_no_other():
+    slices = [r["args"] for r in to_perfetto(expert_trace())["traceEvents"] if r["ph"] == "X"]
+    named = [(a["expert"], a["expert_rows"]) for a in slices if "expert" in a and a["step"] == 0]
+    assert named == 2 * [(0, 2), (3, 1)] + 2 * [(1, 3)]
+    assert sum("expert" not in a for a in slices if a["step"] == 0) == 18 - 6

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -370,15 +371,26 @@ class CudaExecutor:
         total = sum(b.size_bytes for b in filled)
         done = 0
         packed = contents_of(plan, graph)
-        for planned in filled:
-            progress("packing and uploading weights", done, total)
-            address = self._addresses[plan.buffer_index(planned.name)]
-            if (first := packed.first(planned)) is not None:
-                source = self._addresses[plan.buffer_index(first.name)]
-                device.copy_within(address, source, planned.size_bytes, self._copies)
-            elif (data := packed.take(planned)) is not None:
-                device.upload(address, data, self._staging, self._copies)
-            done += planned.size_bytes
+
+        def content(planned: PlanBuffer) -> tuple[PlanBuffer | None, NDArray[np.uint8] | None]:
+            first = packed.first(planned)
+            return first, None if first is not None else packed.take(planned)
+
+        with ThreadPoolExecutor(1) as packer:
+            ahead = [packer.submit(content, planned) for planned in filled[:1]]
+            for planned, following in zip_longest(filled, filled[1:]):
+                progress("packing and uploading weights", done, total)
+                first, data = ahead.pop().result()
+                # One buffer is packed while another is uploaded, and no more: they may be large.
+                if following is not None:
+                    ahead.append(packer.submit(content, following))
+                address = self._addresses[plan.buffer_index(planned.name)]
+                if first is not None:
+                    source = self._addresses[plan.buffer_index(first.name)]
+                    device.copy_within(address, source, planned.size_bytes, self._copies)
+                elif data is not None:
+                    device.upload(address, data, self._staging, self._copies)
+                done += planned.size_bytes
         packed.close()
         device.wait(self._copies)
         progress("packing and uploading weights", total, total)

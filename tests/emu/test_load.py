@@ -11,7 +11,9 @@ import pytest
 from gpurt.errors import DeviceError, GraphError
 from gpurt.executors import cuda
 from gpurt.executors.base import Options
+from gpurt.executors.contents import PackedContents
 from gpurt.graph import Graph
+from gpurt.plan import PlanBuffer
 from gpurt.planner import plan
 from gpurt.runtime import Runtime
 from tests.emu.device import KERNEL_THREAD, EmulatedDevice
@@ -113,4 +115,37 @@ def test_a_runtime_frees_nothing_while_a_kernel_of_its_runs(
     with Runtime("cuda:0", resident=True) as runtime:
         for _ in range(2):
             runtime.submit(graph(), [1, 2], max_tokens=1).result(30)
+    assert not held
+
+
+def test_a_weight_is_packed_while_the_one_before_is_uploaded(
+    held: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    packed = threading.Condition()
+    take, upload = PackedContents.take, EmulatedDevice.upload
+
+    def takes(self: PackedContents, planned: PlanBuffer) -> Any:
+        with packed:
+            taken.append(planned.name)
+            packed.notify_all()
+        return take(self, planned)
+
+    def uploads(self: EmulatedDevice, *given: Any) -> None:
+        with packed:
+            number = len(uploaded) + 2  # the second is taken while the first is uploaded
+            uploaded.append(len(taken))
+            assert packed.wait_for(lambda: len(taken) >= min(number, weights), 30)
+            assert len(taken) <= number, "no more than one ahead"
+        upload(self, *given)
+
+    uploaded: list[int] = []
+    loaded = graph()
+    made = plan(loaded, device_target())
+    begins = {b.name for b in loaded.buffers if b.source is not None}
+    weights = sum(1 for b in made.buffers if (b.source or b.name) in begins)
+    monkeypatch.setattr(PackedContents, "take", takes)
+    monkeypatch.setattr(EmulatedDevice, "upload", uploads)
+    cuda.load(made, loaded, Options()).close()
+    assert len(taken) == weights
     assert not held

@@ -1,8 +1,9 @@
 """A model and a runtime that answer at once and as they are told, so that a chat's own work shows.
 
-    python -m tests.helpers.chat_double FOLDER [--no-history]
+    python -m tests.helpers.chat_double FOLDER [--no-history] [--small]
 
-is a chat on the terminal with them. Its replies by message:
+is a chat on the terminal with them; with --small, its context is of 120 tokens, a character each.
+Its replies by message:
 
     hold    "holding ", then nothing until Ctrl-C, or until FOLDER/gate is there; then "released"
     md      Markdown: a heading, bold words, code
@@ -124,7 +125,8 @@ class ScriptedRuntime(FakeRuntime):
 
 def main() -> None:
     folder, *options = sys.argv[1:]
-    graph = Graph("fake", context=30_000, vocab=0x110000)
+    context = 120 if "--small" in options else 30_000
+    graph = Graph("fake", context=context, vocab=0x110000)
     runtime = ScriptedRuntime(Path(folder))
     chat = Chat(runtime, FakeModel(), graph, terminal.screen())
     with terminal.typed_ahead():

@@ -198,6 +198,18 @@ def test_what_is_typed_during_a_reply_is_unseen_and_sent_after_it(terminal, tmp_
     leave(child)
 
 
+def test_full_context_is_announced_and_a_message_too_long_alone_refused(terminal):
+    child = terminal("--small")
+    ask(child, "a" * 20, "20 characters")
+    shown = ask(child, "b" * 20, r"left out, the oldest first\).*20 characters")
+    assert "(context full: 1 exchange left out, the oldest first)" in ESCAPES.sub("", shown)
+    shown = ask(child, "c" * 80, "--context")
+    text = " ".join(ESCAPES.sub("", shown).split())
+    assert "gpurt: the message has 83 tokens with its frame, room is 57 - at chat" in text
+    ask(child, "/retry", "20 characters")  # the chat is as it was before that message
+    leave(child)
+
+
 def test_ctrl_c_at_the_prompt_clears_the_line(child):
     child.send("never sent")
     child.expect("sent")

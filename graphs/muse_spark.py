@@ -338,12 +338,13 @@ class _Builder:
 
     def experts(self, layer: int, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
         graph, config = self.graph, self.config
-        # Before the router: a static list that has its one task `route` would hold up a tile.
+        # In this order none stands behind another in a static list that does not wait as long.
         z = self.activation(f"{at}.z", config.moe_hidden // self.ranks)
         pre = self.matrix(f"{at}.pre.w", f"{source}.pre_expert_proj", cut=0)
         matvec(graph, t, pre, z, norm=norm, eps=config.eps, name="pre_expert")
+        logits = self.router(at, source, t, norm)
         z = all_gather(graph, z, self.ranks)
-        routes = self.routes(at, source, t, norm)
+        routes = self.routes(at, source, logits)
         top_k, post_eps = config.top_k, config.post_eps
         h = graph.row_activation(f"{at}.h", config.moe_intermediate // self.ranks, f32, top_k)
         w, scale = self.expert_weight(layer, f"{at}.up", f"{source}.experts.gate_up_proj", 2)
@@ -375,7 +376,7 @@ class _Builder:
         return all_gather(graph, b, self.ranks)
 
     # ---- operators -----------------------------------------------------------------------
-    def routes(self, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
+    def router(self, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
         graph, config = self.graph, self.config
         logits = self.activation(f"{at}.router.logits", config.experts)
         matvec(
@@ -389,6 +390,10 @@ class _Builder:
             exact=True,
             name="router",
         )
+        return logits
+
+    def routes(self, at: str, source: str, logits: Buffer) -> Buffer:
+        graph, config = self.graph, self.config
         layout = RoutesLayout(graph.rows, config.experts, config.top_k)
         routes = graph.activation(f"{at}.routes", [layout.words], "u32")
         route(

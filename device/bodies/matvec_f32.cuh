@@ -2,14 +2,15 @@
 //
 // For weights where bf16 would change what a model decides: a router. The contract is in
 // graphs/ops/matvec.py; W stays row-major float32. A task computes 4 rows of W (the last one may
-// have fewer), one granule of y a step row. K is dealt granule by granule to 16 virtual warps,
-// whatever the team; a virtual warp takes 4 step rows at a time, so that W comes from memory once
-// and then from the caches. Payload inputs are polled, payload outputs stored as granules: their
-// rows are whole granules.
+// have fewer) for some rows of the step, one granule of y each. K is dealt granule by granule to 16
+// virtual warps, whatever the team; a virtual warp takes 4 step rows at a time, so that W comes
+// from memory once and then from the caches. Payload inputs are polled, payload outputs stored as
+// granules: their rows are whole granules.
 #pragma once
 #include "../payload.cuh"
 #include "matvec_scale.cuh"
 #include "row_norm.cuh"
+#include "rows.cuh"
 
 namespace gpurt {
 
@@ -27,22 +28,23 @@ struct matvec_f32 {
   static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
 
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
-    const u32 rows = context.step->rows;
+    const TileRows rows = TileRows::of(task, context);
+    if (rows.begin >= rows.end) return;  // all threads
 #pragma unroll 1
     for (u32 v = context.thread / 32; v < RowNorm::kVirtual; v += context.team_threads / 32) {
 #pragma unroll 1
-      for (u32 first = 0; first < rows; first += kBlock) {
-        if (rows == 1) {
-          multiply<1>(task, context, v, first, rows);
+      for (u32 first = rows.begin; first < rows.end; first += kBlock) {
+        if (rows.end - first == 1) {
+          multiply<1>(task, context, v, first, rows.end);
         } else {
-          multiply<kBlock>(task, context, v, first, rows);
+          multiply<kBlock>(task, context, v, first, rows.end);
         }
       }
     }
     context.sync();
     const Scratch& scratch = *reinterpret_cast<const Scratch*>(context.scratch);
     const u32 n = task.param[kN], k = task.param[kK];
-    for (u32 row = context.thread; row < rows; row += context.team_threads) {
+    for (u32 row = rows.begin + context.thread; row < rows.end; row += context.team_threads) {
       const f32 norm = task.addr[kArgNorm] == 0
                            ? 1.0f
                            : RowNorm::scale(scratch.squares[row], k, param_f32(task, kEps));

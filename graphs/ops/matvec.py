@@ -111,12 +111,15 @@ def tile_rows_of(rows: int, row_bytes: int) -> int:
     return -(-rows // (count * _TILE_ROWS_MULTIPLE)) * _TILE_ROWS_MULTIPLE
 
 
-def make_tile(op: Operator, begin: int, end: int) -> Tile:
-    """The tile of rows [begin, end) of W: what it reads, what it writes, and its bytes."""
+def make_tile(op: Operator, begin: int, end: int, step_rows: tuple[int, int] | None = None) -> Tile:
+    """The tile of rows [begin, end) of W, for a range of rows of x, or all: what it reads, what it
+    writes, and its bytes.
+    """
     args, divisor = op.args, 2 if op.params["epilogue"] == 1 else 1
     w, out = args["w"], (begin // divisor, end // divisor)
+    x, y = (args[n] if step_rows is None else part(args[n], 0, *step_rows) for n in ("x", "y"))
     reads = [
-        args["x"],
+        x,
         part(w, 0, begin, end),
     ]
     if "norm" in args:
@@ -125,8 +128,9 @@ def make_tile(op: Operator, begin: int, end: int) -> Tile:
         reads.append(columns(args["residual"], *out))
     row_bytes = w.buffer.dtype.row_bytes(w.shape[-1])
     cost_bytes = (end - begin) * row_bytes + 4 * (w.shape[-1] + end - begin)
-    writes = (columns(args["y"], *out),)
-    return Tile((begin, end, 0, 0), tuple(reads), writes, cost_bytes=cost_bytes)
+    writes = (columns(y, *out),)
+    coords = (begin, end, *(step_rows or (0, 0)))
+    return Tile(coords, tuple(reads), writes, cost_bytes=cost_bytes)
 
 
 def packing_matvec(op: Operator, arg: str, target: Target) -> str:

@@ -22,12 +22,14 @@ from gpurt.graphs.ops.packing import (
     mma16_tile_bytes,
     mma16_tiles,
 )
+from gpurt.graphs.ops.rows_cuda import row_blocks
 
 if TYPE_CHECKING:
     from gpurt.graph import Operator
 
 ROWS_MAX = 16  # two mma of 8 step rows
 _EXACT_ROWS = 4  # of W in a task of an exact matvec
+_EXACT_STEP_ROWS = 8  # of x: of 8192 columns they are as many bytes as two of W
 _FLOATS = 4  # of one load
 # Beyond this many tasks an operator fills every SM of sm_90 and sm_100 (132 and 148) more than
 # once; then a task should stream this many bytes, three stages of the ring.
@@ -71,7 +73,7 @@ def row_tiles(n: int, k: int) -> int:
 
 
 def _tile_exact(op: Operator) -> list[Tile]:
-    """device/bodies/matvec_f32.cuh: a granule of y a task, W as stored."""
+    """device/bodies/matvec_f32.cuh: a granule of y of some step rows a task, W as stored."""
     n, k = op.args["w"].shape
     where = f"at {op.path}"
     other = sorted(name for name, region in op.args.items() if region.buffer.dtype.name != "f32")
@@ -83,8 +85,11 @@ def _tile_exact(op: Operator) -> list[Tile]:
         msg = f"W has {k} columns, the exact CUDA body takes multiples of {_FLOATS} - {where}"
         raise GraphError(f'{msg} - pad W, or use device="host"')
     _check_rows(op)
-    begins = range(0, n, _EXACT_ROWS)
-    return [make_tile(op, begin, min(begin + _EXACT_ROWS, n)) for begin in begins]
+    return [
+        make_tile(op, begin, min(begin + _EXACT_ROWS, n), rows)
+        for begin in range(0, n, _EXACT_ROWS)
+        for rows in row_blocks(op, "x", _EXACT_STEP_ROWS)
+    ]
 
 
 def _check_rows(op: Operator) -> None:

@@ -18,8 +18,15 @@ import typer
 
 import gpurt
 from gpurt.cli_bench import bench, tune
+from gpurt.cli_options import (
+    PlanOptions,
+    RunOptions,
+    SamplingOptions,
+    parse_policy,
+    with_options,
+)
 from gpurt.cli_trace import trace_app, trace_on_signal
-from gpurt.errors import ConfigError, GpurtError, GpurtWarning, TraceError
+from gpurt.errors import GpurtError, GpurtWarning, TraceError
 from gpurt.loaders import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -28,7 +35,6 @@ if TYPE_CHECKING:
     from gpurt.reply import Reply
     from gpurt.request import Request
     from gpurt.runtime import Runtime
-    from gpurt.serving import Drafting
 
 USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130
@@ -47,45 +53,6 @@ app.command()(tune)
 ModelName = Annotated[
     str, typer.Option("--model", help="nano, smollm2, a .gguf file, or a Hugging Face folder.")
 ]
-Device = Annotated[str, typer.Option(help="auto, host, cuda or cuda:N.")]
-Workers = Annotated[int | None, typer.Option(help="Threads or SMs; default: all.")]
-PolicyText = Annotated[
-    str, typer.Option("--policy", help="static, claim, ready, auto, or OPERATOR=POLICY,...")
-]
-Edges = Annotated[str, typer.Option(help="counter, payload or auto.")]
-Rows = Annotated[str | None, typer.Option(help="Rows of a step, or of each step size: 16,128.")]
-Context = Annotated[int | None, typer.Option(help="Positions of one sequence.")]
-Ranks = Annotated[int, typer.Option("--tp", help="Ranks that share the model, one a device.")]
-KvDtype = Annotated[
-    str | None,
-    typer.Option(help="Keys, values: f32, f16, bf16, fp8. Host f32 (logits to 1e-3), cuda bf16."),
-]
-CachePacked = Annotated[
-    Path | None, typer.Option(help="Keep packed weights in this folder, for the next load.")
-]
-Draft = Annotated[
-    str,
-    typer.Option(
-        help="Who proposes tokens ahead: none, ngram, dflash; auto: dflash if the model has a "
-        "drafter in its draft/ folder, as nano has, else none."
-    ),
-]
-DraftModel = Annotated[
-    Path | None,
-    typer.Option(
-        "--draft-model", help="The folder of a dflash drafter; default: draft/ in the model's."
-    ),
-]
-Proposals = Annotated[int | None, typer.Option(help="Tokens proposed a step, at most 15.")]
-DraftTree = Annotated[
-    bool, typer.Option("--draft-tree", help="Greedy proposals of dflash are a tree, not a chain.")
-]
-MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate; default 256.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-TopK = Annotated[int, typer.Option(help="0 is off.")]
-TopP = Annotated[float, typer.Option(help="1 is off.")]
-Seed = Annotated[int, typer.Option(help="Of the sampler.")]
-Stops = Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")]
 TraceFile = Annotated[
     Path | None, typer.Option("--trace", help="Write the trace here; kill -USR1: as far as it is.")
 ]
@@ -102,63 +69,35 @@ def _options(
 
 
 @app.command()
+@with_options
 def run(
+    *,
     model: ModelName = DEFAULT_MODEL,
     prompt: Annotated[str | None, typer.Option(help="The prompt.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="A UTF-8 file with it.")] = None,
     prompt_ids: Annotated[str | None, typer.Option(help="Its token ids: 1,2,3.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Frame it as a chat message.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go past end tokens.")] = False,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
-    stop: Stops = None,
-    device: Device = "auto",
-    workers: Workers = None,
-    policy: PolicyText = "static",
-    edges: Edges = "auto",
-    rows: Rows = None,
-    context: Context = None,
-    draft: Draft = "auto",
-    tp: Ranks = 1,
-    kv_dtype: KvDtype = None,
-    cache_packed: CachePacked = None,
-    draft_model: DraftModel = None,
-    proposals: Proposals = None,
-    draft_tree: DraftTree = False,
+    sampling: SamplingOptions,
+    options: RunOptions,
     trace: TraceFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer one prompt; text streams to stdout."""
     from gpurt.request import Sampling
-    from gpurt.serving import Drafting, Prompt, encode_prompt, token_budget
+    from gpurt.serving import Prompt, encode_prompt, token_budget
 
     source = Prompt(prompt, prompt_file, prompt_ids).read()
     _check_writable(trace)
-    settings = _settings(workers, policy, edges, rows)
-    with _Session(model, device, settings, tp) as session:
+    with _Session(model, options) as session:
         ids = encode_prompt(session.model, source, chat=chat)
-        budget = token_budget(session.model, len(ids), max_tokens)
-        stop_ids = session.model.stop_ids
-        sampling = Sampling(budget, temperature, top_k, top_p, seed, stop_ids, ignore_eos)
-        sampling.check(session.model.config.vocab)
-        drafting = Drafting(draft, draft_model, proposals, draft_tree)
-        session.prepare(context, len(ids) + budget, drafting, kv_dtype, cache_packed)
-        request = session.runtime.submit(
-            session.graph,
-            ids,
-            max_tokens=budget,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            stop_ids=stop_ids,
-            ignore_eos=ignore_eos,
-        )
+        budget = token_budget(session.model, len(ids), sampling.max_tokens)
+        draws = sampling.draws() | {"stop_ids": session.model.stop_ids, "ignore_eos": ignore_eos}
+        Sampling(budget, **draws).check(session.model.config.vocab)
+        session.prepare(len(ids) + budget)
+        request = session.runtime.submit(session.graph, ids, max_tokens=budget, **draws)
         with trace_on_signal(session.runtime, trace):
-            reply = _stream(session, request, stop or [], quiet=as_json, chat=chat)
+            reply = _stream(session, request, sampling.stop or [], quiet=as_json, chat=chat)
         if as_json:
             _print_json(_run_record(session, ids, reply))
         else:
@@ -170,28 +109,13 @@ def run(
 
 
 @app.command()
+@with_options
 def chat(
+    *,
     model: ModelName = DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
-    stop: Stops = None,
-    device: Device = "auto",
-    workers: Workers = None,
-    policy: PolicyText = "static",
-    edges: Edges = "auto",
-    rows: Rows = None,
-    context: Context = None,
-    draft: Draft = "auto",
-    tp: Ranks = 1,
-    kv_dtype: KvDtype = None,
-    cache_packed: CachePacked = None,
-    draft_model: DraftModel = None,
-    proposals: Proposals = None,
-    draft_tree: DraftTree = False,
+    sampling: SamplingOptions,
+    options: RunOptions,
     trace: TraceFile = None,
     history: Annotated[
         bool, typer.Option(help="Keep typed lines in ~/.local/state/gpurt/chat_history.")
@@ -203,18 +127,16 @@ def chat(
     and it says so; the system message stays, and a message that is too long alone is refused.
     """
     from gpurt.chat import Chat, Settings, terminal
-    from gpurt.serving import Drafting, encode_chat
+    from gpurt.serving import encode_chat
 
     _check_writable(trace)
-    options = _settings(workers, policy, edges, rows)
-    with terminal.typed_ahead(), _Session(model, device, options, tp) as session:
+    with terminal.typed_ahead(), _Session(model, options) as session:
         encode_chat(session.model, [])
-        settings = Settings(max_tokens, temperature, top_k, top_p, seed)
+        settings = Settings(sampling.max_tokens, **sampling.draws())
         settings.check(session.model.config.vocab)
-        drafting = Drafting(draft, draft_model, proposals, draft_tree)
-        session.prepare(context, 0, drafting, kv_dtype, cache_packed)
+        session.prepare()
         parts = session.runtime, session.model, session.graph, terminal.screen(), settings
-        talk = Chat(*parts, system=system, stops=stop or [])
+        talk = Chat(*parts, system=system, stops=sampling.stop or [])
         if terminal.is_terminal():
             _note(f"{session.model.name} on {session.runtime.config.device}; /help for commands")
         with trace_on_signal(session.runtime, trace):
@@ -224,20 +146,13 @@ def chat(
 
 
 @app.command()
+@with_options
 def plan(
+    *,
     model: ModelName,
     device: Annotated[str, typer.Option(help="auto, host, cuda:N; or h100, h200, b200.")] = "auto",
-    workers: Workers = None,
-    policy: PolicyText = "static",
-    edges: Edges = "auto",
     team_warps: Annotated[int, typer.Option(help="Warps of a GPU worker: 16 or 1.")] = 16,
-    rows: Rows = None,
-    context: Context = None,
-    draft: Draft = "auto",
-    kv_dtype: KvDtype = None,
-    draft_model: DraftModel = None,
-    proposals: Proposals = None,
-    draft_tree: DraftTree = False,
+    options: PlanOptions,
     save: Annotated[Path | None, typer.Option(help="Write the plan file here.")] = None,
 ) -> None:
     """Print a model's plan for a device, present or not."""
@@ -245,20 +160,21 @@ def plan(
     from gpurt.loaders import load_model
     from gpurt.profiles import plan_with
     from gpurt.progress import ProgressBars
-    from gpurt.serving import Drafting, model_graph, most_rows, parse_rows
+    from gpurt.serving import model_graph, most_rows, parse_rows
 
-    sizes = parse_rows(rows)
-    target, name = plan_target(device, workers, team_warps)
-    chosen, kind_of_edges = check_policy(parse_policy(policy)), check_edges(edges)
+    sizes = parse_rows(options.rows)
+    target, name = plan_target(device, options.workers, team_warps)
+    chosen = check_policy(parse_policy(options.policy))
+    kind_of_edges = check_edges(options.edges)
     with ProgressBars() as bars:
         loaded = load_model(model, bars)
         graph = model_graph(
             loaded,
             target.kind,
             rows=most_rows(sizes),
-            context=context,
-            drafting=Drafting(draft, draft_model, proposals, draft_tree),
-            kv_dtype=kv_dtype,
+            context=options.context,
+            drafting=options.drafting(),
+            kv_dtype=options.kv_dtype,
             progress=bars,
         )
         made = plan_with(graph, target, name, chosen, kind_of_edges, bars, rows=sizes)
@@ -325,27 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(f"{text} - at the command line - see gpurt --help") if text else 2
 
 
-def parse_policy(text: str) -> str | dict[str, str]:
-    """`static`, or `matvec=claim,attention=ready`. Raises: ConfigError for anything else."""
-    if "=" not in text:
-        return text
-    pairs = [part.partition("=") for part in text.split(",")]
-    if any(not name or not value for name, _, value in pairs):
-        msg = f"policy is {text!r} - at --policy - use OPERATOR=POLICY,OPERATOR=POLICY"
-        raise ConfigError(msg)
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
 # ---- helpers ---------------------------------------------------------------------------------
-def _settings(workers: int | None, policy: str, edges: str, rows: str | None) -> dict[str, Any]:
-    """Of a Runtime."""
-    from gpurt.serving import parse_rows
-
-    sizes = parse_rows(rows)
-    chosen = parse_policy(policy)
-    return {"workers": workers, "policy": chosen, "edges": edges, "step_rows": sizes}
-
-
 class _Session:
     """A Runtime and a model, with bars while they come; closed in the end. name: as asked for."""
 
@@ -353,15 +249,15 @@ class _Session:
     graph: Graph
     draft: str
 
-    def __init__(self, model: str, device: str, settings: dict[str, Any], tp: int) -> None:
+    def __init__(self, model: str, options: RunOptions) -> None:
         from gpurt.config import rank_devices
         from gpurt.loaders import load_model
         from gpurt.progress import ProgressBars
         from gpurt.runtime import Runtime
 
-        self.name = model
-        self.tp = tp
-        self.runtime: Runtime = Runtime(rank_devices(device, tp), **settings)
+        self.name, self._options = model, options
+        devices = rank_devices(options.device, options.tp)
+        self.runtime: Runtime = Runtime(devices, **options.settings())
         self._bars = ProgressBars()
         try:
             with self._bars:
@@ -372,30 +268,24 @@ class _Session:
         for notice in self.model.notices:
             _note(notice)
 
-    def prepare(
-        self,
-        context: int | None,
-        need: int,
-        drafting: Drafting,
-        kv_dtype: str | None = None,
-        cache_packed: Path | None = None,
-    ) -> None:
+    def prepare(self, need: int = 0) -> None:
+        """Load the graph. need: positions that a sequence must have."""
         from gpurt.serving import model_graph, most_rows
 
-        config = self.runtime.config
-        drafting = drafting.beside(self.model)
+        config, options = self.runtime.config, self._options
+        drafting = options.drafting().beside(self.model)
         self.draft = drafting.name
         with self._bars:
             self.graph = model_graph(
                 self.model,
                 config.target.kind,
                 rows=most_rows(config.step_rows),
-                context=context,
+                context=options.context,
                 need=need,
                 drafting=drafting,
-                kv_dtype=kv_dtype,
-                tp=self.tp,
-                cache_packed=cache_packed,
+                kv_dtype=options.kv_dtype,
+                tp=options.tp,
+                cache_packed=options.cache_packed,
                 progress=self._bars,
             )
             self.runtime.prepare(self.graph, progress=self._bars)

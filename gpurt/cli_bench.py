@@ -145,7 +145,7 @@ def _graph_to_tune(
 
 
 def _settings(policy: str | None, edges: str | None) -> dict[str, Any]:
-    from gpurt.cli import parse_policy
+    from gpurt.cli_options import parse_policy
     from gpurt.config import check_edges, check_policy
 
     chosen: dict[str, Any] = {}

@@ -11,7 +11,8 @@ import warnings
 
 import pytest
 
-from gpurt.cli import main, parse_policy
+from gpurt.cli import main
+from gpurt.cli_options import parse_policy
 from gpurt.errors import CacheWarning, ConfigError
 from gpurt.plan import Plan
 from gpurt.progress import ProgressBars

@@ -24,6 +24,14 @@ Operand = Buffer | Region
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Form:
+    """One of several ways to compute a value: a plan has one form of each choice."""
+
+    choice: str
+    name: str
+
+
 @dataclass(frozen=True, eq=False)
 class Operator:
     """One call of a Body. The planner cuts it into one or more Tasks."""
@@ -38,6 +46,7 @@ class Operator:
     reads: tuple[Region, ...] = field(default=())
     writes: tuple[Region, ...] = field(default=())
     rows: Region | None = None  # the table whose rows it is about; None: the step's
+    form: Form | None = None  # of a choice; None: every plan has it
 
 
 class Graph:
@@ -87,6 +96,7 @@ class Graph:
         self._scope: list[str] = []
         self._layer = 0
         self._rows: Region | None = None
+        self._form: Form | None = None
         self.sampled: Buffer | None = None
         if vocab:
             # The one buffer that `sample` writes and `advance` reads; it lies in the StepState.
@@ -253,6 +263,17 @@ class Graph:
         finally:
             self._rows = before
 
+    @contextmanager
+    def form(self, choice: str, name: str) -> Iterator[None]:
+        """What is added inside is one form of a choice: all forms of it write the same bits, and
+        the planner keeps the operators of one (planner/forms.py).
+        """
+        self._form = Form(choice, name)
+        try:
+            yield
+        finally:
+            self._form = None
+
     @property
     def is_over_table(self) -> bool:
         """Whether what is added now is about the rows of a table."""
@@ -350,6 +371,7 @@ class Graph:
             reads if self._rows is None else (*reads, self._rows),
             writes,
             self._rows,
+            self._form,
         )
         self.operators.append(op)
         return op

@@ -17,12 +17,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgpack
 
 from gpurt.body import Param, Target
+from gpurt.buffer import DTYPES
 from gpurt.errors import PlanError
 from gpurt.wire import ADDRS_PER_TASK as ADDRS_PER_TASK
 from gpurt.wire import PARAMS_PER_TASK as PARAMS_PER_TASK
@@ -308,6 +310,24 @@ def plan_counter(plan: Plan, wire_counter: int) -> int:
     if not wire_counter & RANK_COUNTER:
         return wire_counter
     return list(rank_counters(plan))[wire_counter & ~RANK_COUNTER]
+
+
+def sent_share(written_bytes: int, ranks: int) -> int:
+    """Bytes that one rank sends to others when all ranks together write so many of each one's
+    symmetric memory: each an equal share, and to every rank, of which one is itself.
+    """
+    return written_bytes // ranks * (ranks - 1)
+
+
+def sent_bytes(plan: Plan, task: PlanTask) -> int:
+    """Bytes that a task sends to other ranks. Regions are declared as Graph.symmetric says."""
+    written = 0
+    for number, bounds in task.writes:
+        buffer = plan.buffers[number]
+        if buffer.memory == "symmetric":
+            elements = prod(high - low for low, high in bounds)
+            written += elements * DTYPES[buffer.dtype].row_bytes(1)
+    return sent_share(written, plan.rank_count)
 
 
 def name_in_variant(name: str, rows: int) -> str:

@@ -23,7 +23,6 @@ Legend: B rows, H heads, K kv heads, D head dimension, E experts, M width of an 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -32,13 +31,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.buffer import DTYPES, Buffer, DType, Region, f32, nvfp4
-from gpurt.graph import Graph
+from gpurt.graph import Graph, Operand
 from gpurt.graphs import weights as read
 from gpurt.graphs.bounds import KV_DTYPES, check_shares, empty_graph
-from gpurt.graphs.collectives import all_gather, all_reduce
+from gpurt.graphs.collectives import (
+    all_gather,
+    all_gather_into,
+    all_reduce,
+    all_reduce_into,
+)
 from gpurt.graphs.dflash import DraftModel, DraftTarget
 from gpurt.graphs.drafters import add_drafter
+from gpurt.graphs.muse_spark_config import PREFIX, MuseSparkConfig
 from gpurt.graphs.ops.attention import attention, ring_pages, slot_pages
+from gpurt.graphs.ops.collect import SUM
 from gpurt.graphs.ops.combine import combine
 from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.expert_matvec import expert_matvec
@@ -54,112 +60,7 @@ if TYPE_CHECKING:
 # Positions of a cache page, and of a chunk of attention's sums. Fixed, so that a token's bits
 # depend on no bound of the plan.
 PAGE = 64
-PREFIX = "model.language_model"
 _GATE_FLOOR = 1e-3  # a constant of the model's code, of no config
-
-
-@dataclass(frozen=True)
-class MuseSparkConfig:
-    """What a checkpoint's text config says. The tuples have one value a layer."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    context: int  # positions the model was made for
-    eps: float
-    post_eps: float  # of the norms after attention, an expert and the MLP
-    thetas: tuple[float, ...]  # 0: nothing is rotated
-    windows: tuple[int, ...]  # 0: all positions
-    sparse: tuple[bool, ...]  # experts, or a dense MLP
-    qk_scale: float  # of the scores, on top of 1 / sqrt(D)
-    output_multiplier: float  # of logits and router logits
-    softcap: float
-    gate_temperature: float
-    intermediate: int  # of a dense MLP
-    experts: int
-    top_k: int
-    moe_hidden: int
-    moe_intermediate: int
-    routed_factor: float = 1.0
-    quantised: frozenset[int] = field(default_factory=frozenset)  # layers with nvfp4 experts
-    tied: bool = False
-    architecture: str = "muse_spark"
-
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor that a checkpoint must hold."""
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{PREFIX}.embed_tokens.weight": (self.vocab, self.hidden)
-        }
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        for layer in range(self.layers):
-            at, hidden = f"{PREFIX}.layers.{layer}", self.hidden
-            own: dict[str, tuple[int, ...]] = {
-                "input_layernorm.weight": (hidden,),
-                "self_attn.q_proj.weight": (q, hidden),
-                "self_attn.gate_proj.weight": (q, hidden),
-                "self_attn.k_proj.weight": (kv, hidden),
-                "self_attn.v_proj.weight": (kv, hidden),
-                "self_attn.o_proj.weight": (hidden, q),
-                "post_attention_residual_gate.gate": (hidden,),
-                "pre_feedforward_layernorm.weight": (hidden,),
-                "post_feedforward_layernorm.weight": (hidden,),
-                "post_feedforward_residual_gate.gate": (hidden,),
-            }
-            own |= self._moe(layer) if self.sparse[layer] else self._dense()
-            shapes |= {f"{at}.{name}": shape for name, shape in own.items()}
-        shapes[f"{PREFIX}.norm.weight"] = (self.hidden,)
-        if not self.tied:
-            shapes["lm_head.weight"] = (self.vocab, self.hidden)
-        return shapes
-
-    def tensor_dtypes(self) -> dict[str, str]:
-        """Tensors that must be stored in one dtype; all others in any float dtype."""
-        experts = [f"{PREFIX}.layers.{layer}.mlp.experts." for layer in sorted(self.quantised)]
-        dtypes: dict[str, str] = {}
-        for at in experts:
-            for half in ("gate_up_proj", "down_proj"):
-                dtypes |= {f"{at}{half}": "u8", f"{at}{half}_weight_scale": "e4m3"}
-        return dtypes
-
-    def ignored_tensors(self) -> list[str]:
-        """Tensors that may be there and that this forward pass does not read."""
-        names = ["lm_head.weight"] if self.tied else []
-        for layer in sorted(self.quantised):
-            at = f"{PREFIX}.layers.{layer}.mlp.experts"
-            names += [f"{at}.gate_up_proj_input_scale", f"{at}.down_proj_input_scale"]
-        return names
-
-    def _dense(self) -> dict[str, tuple[int, ...]]:
-        wide = (self.intermediate, self.hidden)
-        return {
-            "mlp.gate_proj.weight": wide,
-            "mlp.up_proj.weight": wide,
-            "mlp.down_proj.weight": (self.hidden, self.intermediate),
-        }
-
-    def _moe(self, layer: int) -> dict[str, tuple[int, ...]]:
-        experts, width, inner = self.experts, self.moe_hidden, self.moe_intermediate
-        shapes: dict[str, tuple[int, ...]] = {
-            "mlp.gate.weight": (experts, self.hidden),
-            "mlp.gate.e_score_correction_bias": (experts,),
-            "mlp.pre_expert_proj.weight": (width, self.hidden),
-            "mlp.pre_expert_norm.weight": (width,),
-            "mlp.experts.post_expert_norm.weight": (width,),
-            "mlp.post_expert_proj.weight": (self.hidden, width),
-        }
-        for name, n, k in (("gate_up_proj", 2 * inner, width), ("down_proj", width, inner)):
-            at = f"mlp.experts.{name}"
-            if layer not in self.quantised:
-                shapes[at] = (experts, n, k)
-                continue
-            shapes[at] = (experts, n, k // 2)
-            shapes[f"{at}_weight_scale"] = (experts, n, k // nvfp4.block)
-            scales = (experts, 2) if name == "gate_up_proj" else (experts,)
-            shapes[f"{at}_weight_scale_2"] = scales
-        return shapes
 
 
 def build(
@@ -272,13 +173,13 @@ class _Builder:
         b = self.activation(f"{at}.attention.b", config.hidden)
         o = self.matrix(f"{at}.o.w", f"{source}.self_attn.o_proj", cut=1)
         matvec(graph, out, o, b, name="o")
-        b = all_reduce(graph, b, self.ranks)
         gate = f"{source}.post_attention_residual_gate"
         return self.residual(f"{at}.t", gate, b, s, "attention_residual")
 
     def mlp_half(self, layer: int, at: str, source: str, t: Buffer) -> Buffer:
         norm = self.gain(f"{at}.mlp.norm", f"{source}.pre_feedforward_layernorm.weight")
-        half = self.experts if self.config.sparse[layer] else self.dense
+        sparse = self.config.sparse[layer]
+        half = self.experts if sparse else self.dense
         b = half(layer, at, f"{source}.mlp", t, norm)
         return self.residual(
             f"{at}.s",
@@ -287,6 +188,7 @@ class _Builder:
             t,
             "mlp_residual",
             gain=self.gain(f"{at}.mlp.gain", f"{source}.post_feedforward_layernorm.weight"),
+            gathered=sparse,
         )
 
     def attention(self, layer: int, at: str, source: str, s: Buffer) -> Buffer:
@@ -334,7 +236,7 @@ class _Builder:
         b = self.activation(f"{at}.mlp.b", config.hidden)
         down = self.matrix(f"{at}.down.w", f"{source}.down_proj", cut=1)
         matvec(graph, m, down, b, name="down")
-        return all_reduce(graph, b, self.ranks)
+        return b
 
     def experts(self, layer: int, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
         graph, config = self.graph, self.config
@@ -373,7 +275,7 @@ class _Builder:
         b = self.activation(f"{at}.mlp.b", config.hidden // self.ranks)
         post = self.matrix(f"{at}.post.w", f"{source}.post_expert_proj", cut=0)
         matvec(graph, y, post, b, name="post_expert")
-        return all_gather(graph, b, self.ranks)
+        return b
 
     # ---- operators -----------------------------------------------------------------------
     def router(self, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
@@ -422,7 +324,9 @@ class _Builder:
         stream: Buffer,
         name: str,
         gain: Buffer | None = None,
+        gathered: bool = False,
     ) -> Buffer:
+        """The gated residual of a branch of which each rank has a term, or, gathered, columns."""
         graph, config, source = self.graph, self.config, self.weights[f"{gate}.gate"]
         out = self.activation(y, config.hidden)
 
@@ -433,9 +337,17 @@ class _Builder:
             graph.weight(f"{y}.{letter}", [config.hidden], f32, partial(constant, which))
             for which, letter in enumerate(("alpha", "beta"))
         )
-        gated_residual(
-            graph, branch, stream, alpha, beta, out, gain=gain, eps=config.post_eps, name=name
-        )
+
+        def add(b: Operand, kind: int) -> None:
+            eps = config.post_eps
+            gated_residual(
+                graph, b, stream, alpha, beta, out, gain=gain, eps=eps, kind=kind, name=name
+            )
+
+        if self.ranks == 1:
+            add(branch, SUM)
+        else:
+            (all_gather_into if gathered else all_reduce_into)(graph, branch, self.ranks, add)
         return out
 
     # ---- buffers ---------------------------------------------------------------------------

@@ -3,30 +3,27 @@
 #pragma once
 #include "context.hpp"
 #include "publish.hpp"
+#include "slots.hpp"
 
 namespace gpurt {
 
 struct collect {
-  static constexpr u32 kSum = 0;
-
   static u32 run(const TaskRecord& record, BodyContext& context) {
-    const f32* const slots = arg<const f32>(record, 0);
+    const u32 width = record.param[0];
+    const u32 ranks = record.param[1];
+    const bool is_sum = record.param[2] == kSlotsSum;
+    const u32 per_row = record.param[3];
+    const u32 stride = record.param[5];
+    const u64 slot = u64{stride} * context.step->rows_capacity * per_row;
+    const Slots slots{arg<const f32>(record, 0), slot, stride, width, ranks, is_sum};
     f32* const y = arg<f32>(record, 1);
     const f32* const residual = arg<const f32>(record, 2);
-    const u64 width = record.param[0];
-    const u32 ranks = record.param[1];
-    const bool summed = record.param[2] == kSum;
-    const u32 per_row = record.param[3];
     const u32 rows = host::value_rows(context, per_row, record.param[4] != 0);
-    const u64 slot = width * context.step->rows_capacity * per_row;
-    const u64 y_width = summed ? width : width * ranks;
-    for (u32 row = 0; row < rows; ++row) {
-      for (u64 i = record.tile[0]; i < record.tile[1]; ++i) {
-        const u64 rank = i / width;  // 0 if summed
-        f32 value = slots[rank * slot + row * width + i % width];
-        if (residual != nullptr) value = residual[row * width + i] + value;
-        for (u32 r = 1; summed && r < ranks; ++r) value += slots[r * slot + row * width + i];
-        y[row * y_width + i] = value;
+    const u64 y_width = is_sum ? width : u64{width} * ranks;
+    for (u64 row = 0; row < rows; ++row) {
+      for (u32 i = record.tile[0]; i < record.tile[1]; ++i) {
+        const u64 place = row * y_width + i;
+        y[place] = slots_element(slots, row, i, residual == nullptr ? nullptr : residual + place);
       }
     }
     return kFaultNone;

@@ -7,12 +7,14 @@
 #include "context.hpp"
 #include "norm.hpp"
 #include "simd.hpp"
+#include "slots.hpp"
+#include "workspace.hpp"
 
 namespace gpurt::host {
 
 /// A gated_residual task, decoded.
 struct GatedTask {
-  const f32* branch;  // [rows, hidden]
+  Slots branch;       // of one rank, or of a collective
   const f32* gain;    // [hidden]; null: ones
   const f32* stream;  // [rows, hidden]
   const f32* alpha;   // [hidden]
@@ -33,7 +35,6 @@ namespace gpurt {
 struct gated_residual {
   static u32 run(const TaskRecord& record, BodyContext& context) {
     host::GatedTask task{};
-    task.branch = arg<const f32>(record, 0);
     task.gain = arg<const f32>(record, 1);
     task.stream = arg<const f32>(record, 2);
     task.alpha = arg<const f32>(record, 3);
@@ -41,9 +42,13 @@ struct gated_residual {
     task.y = arg<f32>(record, 5);
     task.hidden = record.param[0];
     task.eps = param_f32(record, 1);
+    const u32 stride = record.param[5];
+    const u64 slot = u64{stride} * context.step->rows_capacity;
+    task.branch = {arg<const f32>(record, 0),   slot, stride, record.param[2], record.param[3],
+                   record.param[4] == kSlotsSum};
     task.begin = record.tile[0];
     task.end = record.tile[1];
-    GPURT_AT_LEVEL(gated_residual_run, task, context.step->rows);
+    GPURT_AT_LEVEL(gated_residual_run, task, context);
     return kFaultNone;
   }
 };

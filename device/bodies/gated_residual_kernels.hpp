@@ -2,8 +2,7 @@
 namespace gpurt::host::GPURT_SIMD_LEVEL {
 
 /// Columns [begin, end) of one row. scale: 1 / sqrt(mean square + eps) of the whole row.
-GPURT_SIMD_FN void gate_columns(const GatedTask& task, u64 row, f32 scale) {
-  const f32* const branch = task.branch + row * task.hidden;
+GPURT_SIMD_FN void gate_columns(const GatedTask& task, u64 row, const f32* branch, f32 scale) {
   const f32* const stream = task.stream + row * task.hidden;
   f32* const y = task.y + row * task.hidden;
   const Vf by = splat(scale);
@@ -21,10 +20,19 @@ GPURT_SIMD_FN void gate_columns(const GatedTask& task, u64 row, f32 scale) {
   }
 }
 
-GPURT_SIMD_FN void gated_residual_run(const GatedTask& task, u32 rows) {
-  for (u32 row = 0; row < rows; ++row) {
-    const f32* const branch = task.branch + u64{row} * task.hidden;
-    gate_columns(task, row, norm_scale(branch, task.gain, task.hidden, task.eps));
+/// A row of the branch: where it lies, or put together from the slots of all ranks in `room`.
+GPURT_SIMD_FN const f32* branch_row(const GatedTask& task, u64 row, f32* room) {
+  if (task.branch.ranks == 1) return task.branch.row(0, row);
+  for (u32 i = 0; i < task.hidden; ++i) room[i] = slots_element(task.branch, row, i);
+  return room;
+}
+
+GPURT_SIMD_FN void gated_residual_run(const GatedTask& task, const BodyContext& context) {
+  Workspace workspace(context, Workspace::padded<f32>(task.hidden));
+  f32* const room = workspace.take<f32>(task.hidden);
+  for (u32 row = 0; row < context.step->rows; ++row) {
+    const f32* const branch = branch_row(task, row, room);
+    gate_columns(task, row, branch, norm_scale(branch, task.gain, task.hidden, task.eps));
   }
 }
 

@@ -10,9 +10,17 @@ struct publish {
     return (sampled ? context.step->sample_count : context.step->rows) * per_row;
   }
 
+  // This rank's slot in `rank`'s memory; slots of one rank alone are all its own. slot: their size.
+  template <class Piece>
+  GPURT_FN static Piece* my_slot(const BodyContext& context, Piece* slots, u32 rank, u64 slot) {
+    const Program& program = *context.program;
+    if (program.rank_count == 1) return slots + rank * slot;
+    return on_rank(program, slots, rank) + program.rank * slot;
+  }
+
   // Four columns a thread where rows are made of whole fours; a value's last tile may be narrow.
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
-    if (task.param[0] % 4 == 0) {
+    if (task.param[0] % 4 == 0 && task.param[4] % 4 == 0) {
       copy<float4>(task, context);
     } else {
       copy<f32>(task, context);
@@ -27,19 +35,18 @@ struct publish {
     Piece* slots = context.address<Piece>(task, 1);
     const u32 width = task.param[0] / kSize, ranks = task.param[1], per_row = task.param[2];
     const u32 rows = value_rows(context, per_row, task.param[3] != 0);
-    const u64 slot = u64(width) * context.step->rows_capacity * per_row;
+    const u32 stride = task.param[4] / kSize;
+    const u64 slot = u64(stride) * context.step->rows_capacity * per_row;
+    const u32 share = task.param[5] != 0 ? width : 0;  // of a part that is scattered
+    const u64 part_width = share != 0 ? u64(width) * ranks : width;
     const u32 begin = task.tile[0] / kSize, columns = task.tile[1] / kSize - begin;
-    const Program& program = *context.program;
-    const bool alone = program.rank_count == 1;
     for (u32 at = context.thread; at < rows * columns; at += context.team_threads) {
-      const u64 i = u64(at / columns) * width + begin + at % columns;
-      const Piece value = part[i];
+      const u32 row = at / columns, column = begin + at % columns;
+      const Piece* from = part + row * part_width + column;
+      const u64 place = u64(row) * stride + column;
 #pragma unroll 4
-      for (u32 rank = 0; rank < ranks; ++rank) {
-        Piece* to =
-            alone ? slots + rank * slot : on_rank(program, slots, rank) + program.rank * slot;
-        to[i] = value;
-      }
+      for (u32 rank = 0; rank < ranks; ++rank)
+        my_slot(context, slots, rank, slot)[place] = from[rank * share];
     }
   }
 };

@@ -13,6 +13,15 @@ inline u32 value_rows(const BodyContext& context, u32 per_row, bool sampled) {
   return (sampled ? context.step->sample_count : context.step->rows) * per_row;
 }
 
+/// This rank's slot in `rank`'s memory; slots of one rank alone are all its own. row: floats that a
+/// row of the step has.
+inline f32* my_slot(const BodyContext& context, f32* slots, u32 rank, u64 row) {
+  const Program& program = *context.program;
+  const u64 slot = row * context.step->rows_capacity;
+  if (program.rank_count == 1) return slots + rank * slot;
+  return on_rank(program, slots, rank) + program.rank * slot;
+}
+
 }  // namespace host
 
 struct publish {
@@ -23,14 +32,15 @@ struct publish {
     const u32 ranks = record.param[1];
     const u32 per_row = record.param[2];
     const u32 rows = host::value_rows(context, per_row, record.param[3] != 0);
-    const u64 slot = width * context.step->rows_capacity * per_row;
-    const Program& program = *context.program;
+    const u64 stride = record.param[4];
+    const bool scatters = record.param[5] != 0;
+    const u64 part_width = scatters ? width * ranks : width;
     for (u32 rank = 0; rank < ranks; ++rank) {
-      f32* const to = program.rank_count == 1 ? slots + rank * slot
-                                              : on_rank(program, slots, rank) + program.rank * slot;
-      for (u32 row = 0; row < rows; ++row) {
+      f32* const to = host::my_slot(context, slots, rank, stride * per_row);
+      const f32* const from = part + (scatters ? rank * width : 0);
+      for (u64 row = 0; row < rows; ++row) {
         for (u64 i = record.tile[0]; i < record.tile[1]; ++i) {
-          to[row * width + i] = part[row * width + i];
+          to[row * stride + i] = from[row * part_width + i];
         }
       }
     }

@@ -36,6 +36,7 @@
 #include "draft_rows.hpp"
 #include "draft_walk.hpp"
 #include "publish.hpp"
+#include "reduce.hpp"
 
 namespace gpurt {
 
@@ -74,6 +75,7 @@ inline constexpr HostBodyEntry kHostBodies[] = {
     {"attention_commit", &attention_commit::run},
     {"publish", &publish::run},
     {"collect", &collect::run},
+    {"reduce", &reduce::run},
     {"draft_ngram", &draft_ngram::run},
     {"draft_rows", &draft_rows::run},
     {"block_conv", &block_conv::run},

@@ -12,7 +12,7 @@ from gpurt.errors import ModelError
 from gpurt.graph import Graph
 from gpurt.graphs.dflash import DFlashConfig
 from gpurt.graphs.llama import LlamaConfig
-from gpurt.graphs.muse_spark import MuseSparkConfig
+from gpurt.graphs.muse_spark_config import MuseSparkConfig
 from gpurt.graphs.qwen3_moe import Qwen3MoeConfig
 from gpurt.loaders.model import ModelConfig
 from gpurt.serving import BUILDERS

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpurt.graphs.dflash import DFlashConfig, default_taps
 from gpurt.graphs.llama import LlamaConfig, RopeScaling
-from gpurt.graphs.muse_spark import MuseSparkConfig
+from gpurt.graphs.muse_spark_config import MuseSparkConfig
 from gpurt.graphs.qwen3_moe import Qwen3MoeConfig
 
 SMOLLM2_135M = LlamaConfig(

@@ -27,7 +27,8 @@ KERNEL_SOURCE = "persistent.cu"
 ENTRY = "gpurt_persistent"
 PROGRAM_SYMBOL = "gpurt_program"
 BUILT_IN = (
-    *("noop", "matvec", "embed", "attention", "sample", "rearm", "publish", "collect"),
+    *("noop", "matvec", "embed", "attention", "sample", "rearm"),
+    *("publish", "collect", "reduce"),
     *("matvec_f32", "gated_residual", "route", "expert_matvec", "combine"),
     *("draft_ngram", "draft_rows", "block_conv", "candidates", "draft_walk"),
     *("attention_merge", "attention_commit"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpurt.buffer import nvfp4
 from gpurt.errors import ModelError
-from gpurt.graphs.muse_spark import PREFIX, MuseSparkConfig
+from gpurt.graphs.muse_spark_config import PREFIX, MuseSparkConfig
 from gpurt.loaders.model import (
     WeightSource,
     check_heads,

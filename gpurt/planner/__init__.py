@@ -1,5 +1,6 @@
 """Planner: lowers a Graph to a checked Plan for one target.
 
+    forms      of values that can be computed in several ways, one
     tile       each operator asks its body for tiles
     hazards    what every tile must follow, from declared regions in program order
     waits      the few groups of producers it waits for (transitive reduction, joins)
@@ -25,7 +26,7 @@ from gpurt.buffer import Buffer
 from gpurt.errors import PlanError
 from gpurt.graph import Graph
 from gpurt.plan import PLAN_VERSION, TASK_ADVANCE, Plan, Policy
-from gpurt.planner import dynamic, finish, memory, payload, schedule, tile, variants
+from gpurt.planner import dynamic, finish, forms, memory, payload, schedule, tile, variants
 from gpurt.planner import policy as policies
 from gpurt.planner.check import check_graph, check_plan
 from gpurt.planner.cost import task_ns
@@ -178,7 +179,11 @@ def _lower(
     """Tiles and waits of all operators of the graph, in program order."""
     hazards, waits = Hazards(graph, polled), Waits(draft)
     deciders = dynamic.Deciders(draft, hazards, waits)
+    left_out = forms.left_out(graph)
     for op, op_policy in zip(graph.operators, chosen, strict=True):
+        if op.index in left_out:
+            draft.leave_out(op, op_policy)
+            continue
         tiles = tile.cut(op, target)
         drafted = tile.draft_op(op, op_policy, target, buffers, polled)
         tasks = tile.draft_tasks(op, drafted, tiles, target, buffers)

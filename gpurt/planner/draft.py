@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gpurt.body import Param
 from gpurt.plan import SIGNALS_PER_TASK, PlanRegion, Policy
+
+if TYPE_CHECKING:
+    from gpurt.graph import Operator
 
 NO_WORKER = -1
 
@@ -139,11 +143,16 @@ class Draft:
     ops: list[DraftOp] = field(default_factory=list)
     tasks: list[DraftTask] = field(default_factory=list)
     generated_count: int = 0
+    left_out: list[DraftOp] = field(default_factory=list)  # of forms not chosen: without tasks
 
     def next_generated(self) -> int:
         """Index of the next generated operator: after those of the Graph, whose indices stay."""
         self.generated_count += 1
         return self.graph_op_count + self.generated_count - 1
+
+    def leave_out(self, op: Operator, policy: Policy) -> None:
+        """Keep the place of an operator of the Graph whose form was not chosen."""
+        self.left_out.append(DraftOp(op.index, op.name, op.body.name, op.path, op.layer, policy))
 
     def append(self, op: DraftOp, tasks: list[DraftTask]) -> None:
         """Give `op` its tasks, after all that are there."""

@@ -91,7 +91,7 @@ def tasks(draft: Draft) -> tuple[tuple[PlanCounter, ...], tuple[PlanTask, ...]]:
 
 def operators(draft: Draft) -> tuple[PlanOperator, ...]:
     """The graph's operators under their own indices, then the generated ones."""
-    ordered = sorted(draft.ops, key=lambda op: op.index)
+    ordered = sorted([*draft.ops, *draft.left_out], key=lambda op: op.index)
     return tuple(PlanOperator(o.name, o.body, o.path, o.layer, o.policy) for o in ordered)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gpurt.plan import MEMORIES, TASK_PAYLOAD_IN, TWO_SETS, Plan
+from gpurt.plan import MEMORIES, TASK_PAYLOAD_IN, TWO_SETS, Plan, sent_bytes
 
 _ROWS_MAX = 48  # operators listed one by one; a longer plan is folded by layer
 _BUFFER_ROWS_MAX = 6
@@ -29,7 +29,7 @@ def plan_table(plan: Plan, bandwidth_bytes_per_s: float = 0.0) -> str:
             )
         own = _only(plan, number)
         parts += [_totals(own, bandwidth_bytes_per_s), _operators(own), _segments(own)]
-        parts += [_edges(own), _load(own)]
+        parts += [_edges(own), _links(own), _load(own)]
     parts.append(_memory(plan))
     return "\n\n".join(part for part in parts if part)
 
@@ -145,6 +145,25 @@ def _edges(plan: Plan) -> str:
     if polls:
         shown.append(f"{polls} tasks poll")
     return f"edges: {'; '.join(shown) or 'none'}"
+
+
+def _links(plan: Plan) -> str:
+    """What a rank sends in a step at most, by collective. All-reduces have one of two forms."""
+    rows: dict[str, dict[int, int]] = {}  # by name: bytes by operator
+    for task in plan.tasks:
+        sent = sent_bytes(plan, task)
+        if sent:
+            by_op = rows.setdefault(plan.operators[task.op].name, {})
+            by_op[task.op] = by_op.get(task.op, 0) + sent
+    if not rows:
+        return ""
+    shown = [
+        f"{name.replace('_', ' ')} x{len(by_op)} {size_text(sum(by_op.values()))}"
+        for name, by_op in rows.items()
+    ]
+    total = size_text(sum(sum(by_op.values()) for by_op in rows.values()))
+    others = _count(plan.rank_count - 1, "other")
+    return f"links: a rank sends {total} a step to {others}: {', '.join(shown)}"
 
 
 def _load(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
-from gpurt.graphs.ops.publish import tile_columns, value_rows
+from gpurt.graphs.ops.publish import slots_stride, tile_columns, value_rows
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 
 if TYPE_CHECKING:
@@ -55,14 +55,15 @@ def collect(
         kind=kind,
         per_row=per_row,
         sampled=int(sampled),
+        stride=slots_stride(slots),
     )
 
 
 def tile_collect(op: Operator, target: Target) -> list[Tile]:
     """Ranges of y's columns; each of one rank's columns if they lie side by side."""
     width, ranks = int(op.params["width"]), int(op.params["ranks"])
+    at_once = tile_columns(op, "slots", target)
     slots, y, tiles = op.args["slots"], op.args["y"], []
-    at_once = tile_columns(op, target)
     summed = op.params["kind"] == SUM
     for rank in range(1 if summed else ranks):
         for begin in range(0, width, at_once):
@@ -78,25 +79,29 @@ def tile_collect(op: Operator, target: Target) -> list[Tile]:
     return tiles
 
 
+def assembled(slots: NDArray[Any], kind: int, residual: NDArray[Any] | None = None) -> NDArray[Any]:
+    """The value of slots [ranks, rows, W], behind a residual if there is one."""
+    if kind == SIDE_BY_SIDE:
+        return np.concatenate(list(slots), axis=-1)
+    total = slots[0] if residual is None else residual + slots[0]
+    for part_of_rank in slots[1:]:
+        total = total + part_of_rank
+    return np.asarray(total)
+
+
 def collect_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
     """The contract above."""
     rows = value_rows(op, step)
+    residual = array_of(op, arrays, "residual")
+    behind = None if residual is None else residual[:rows]
     slots = required(op, arrays, "slots")[:, :rows]
-    if op.params["kind"] == SUM:
-        residual = array_of(op, arrays, "residual")
-        terms = [*([] if residual is None else [residual[:rows]]), *slots]
-        total = terms[0]
-        for other in terms[1:]:
-            total = total + other
-    else:
-        total = np.concatenate(list(slots), axis=-1)
-    required(op, arrays, "y")[:rows] = total
+    required(op, arrays, "y")[:rows] = assembled(slots, int(op.params["kind"]), behind)
 
 
 COLLECT = Body(
     name="collect",
     args=(Arg("slots", "r"), Arg("y", "w"), Arg("residual", "r", optional=True)),
-    params=("width", "ranks", "kind", "per_row", "sampled"),
+    params=("width", "ranks", "kind", "per_row", "sampled", "stride"),
     tile=tile_collect,
     reference=collect_reference,
     ranks=True,

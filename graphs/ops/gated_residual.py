@@ -3,6 +3,10 @@
   R(v) = v * rsqrt(mean(v^2) + eps) over the whole row; gain is applied before it, absent: 1
   alpha, beta: [H] constants of the model, one a channel, folded at load
 
+The branch may be slots of a collective, [ranks, rows, W]: their sum, or the slots side by side, see
+collect.py. It is put together here, by every tile for its whole rows, with collect's bits: reading
+a row of each rank from L2 costs less than a task in between and its edges.
+
 A tile is a range of columns; each computes the mean square of the whole row, in one fixed order.
 On cuda also of rows: coords = (column begin, column end, row begin, row end).
 """
@@ -17,8 +21,10 @@ from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
+from gpurt.graphs.ops.collect import SIDE_BY_SIDE, SUM, assembled
+from gpurt.graphs.ops.publish import slots_stride
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
-from gpurt.graphs.ops.rows_cuda import row_blocks
+from gpurt.graphs.ops.rows_cuda import FLOATS, row_blocks
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
@@ -37,15 +43,19 @@ def gated_residual(
     *,
     gain: Operand | None = None,
     eps: float,
+    kind: int = SUM,
     name: str = "gated_residual",
 ) -> Operator:
     """Add y = alpha * stream + beta * R(branch * gain).
 
-    branch, stream, y: [rows, H] f32. gain, alpha, beta: [H] f32.
+    branch, stream, y: [rows, H] f32. gain, alpha, beta: [H] f32. kind: of slots as a branch.
     Raises: GraphError if the widths differ.
     """
-    operands = (branch, stream, alpha, beta, y, *(() if gain is None else (gain,)))
-    widths = [region_of(operand).shape[-1] for operand in operands]
+    *slots, _, width = region_of(branch).shape
+    ranks = slots[0] if slots else 1
+    operands = (stream, alpha, beta, y, *(() if gain is None else (gain,)))
+    widths = [width * (ranks if kind == SIDE_BY_SIDE else 1)]
+    widths += [region_of(operand).shape[-1] for operand in operands]
     if len(set(widths)) != 1:
         msg = f"widths {widths} of branch, stream, alpha, beta, y and gain"
         raise GraphError(f"{msg} - at {graph.name}.{name} - they must be equal")
@@ -62,6 +72,10 @@ def gated_residual(
         name=name,
         hidden=widths[0],
         eps=float(eps),
+        width=width,
+        ranks=ranks,
+        kind=kind,
+        stride=slots_stride(branch),
     )
 
 
@@ -69,6 +83,9 @@ def tile_gated_residual(op: Operator, target: Target) -> list[Tile]:
     """Ranges of columns; on cuda of columns and rows."""
     width = op.args["y"].shape[-1]
     if target.kind == "cuda":
+        if op.params["width"] % FLOATS:
+            msg = f"slots of {op.params['width']} columns, the CUDA body takes multiples of"
+            raise GraphError(f'{msg} {FLOATS} - at {op.path} - use device="host"')
         return [
             make_gated_tile(op, begin, min(begin + _TILE_COLUMNS, width), rows)
             for rows in row_blocks(op, "y", _TILE_ROWS_CUDA)
@@ -86,12 +103,14 @@ def make_gated_tile(
     """The tile of columns [begin, end), and of a range of rows; default: all."""
     args = op.args
     low, high = rows or (0, args["y"].shape[0])
-    reads = [part(args["branch"], 0, low, high)]
+    branch = args["branch"]
+    reads = [part(branch, len(branch.shape) - 2, low, high)]
     reads.append(columns(part(args["stream"], 0, low, high), begin, end))
     reads += [columns(args[name], begin, end) for name in ("alpha", "beta")]
     if "gain" in args:
         reads.append(args["gain"])
-    cost_bytes = 4 * (args["branch"].shape[-1] + 4 * (end - begin))
+    of_row = branch.shape[-1] * int(op.params["ranks"])
+    cost_bytes = 4 * (of_row + 4 * (end - begin))
     writes = (columns(part(args["y"], 0, low, high), begin, end),)
     coords = (begin, end, *(rows or (0, 0)))
     return Tile(coords, tuple(reads), writes, cost_bytes=cost_bytes)
@@ -102,7 +121,9 @@ def gated_residual_reference(
 ) -> None:
     """The contract above, in float32."""
     rows = len(step.token)
-    branch = required(op, arrays, "branch")[:rows].astype(np.float32)
+    slots = required(op, arrays, "branch")
+    slots = slots.reshape(int(op.params["ranks"]), -1, slots.shape[-1])[:, :rows]
+    branch = assembled(slots.astype(np.float32), int(op.params["kind"]))
     gain = array_of(op, arrays, "gain")
     if gain is not None:
         branch = branch * gain
@@ -123,7 +144,8 @@ GATED_RESIDUAL = Body(
         Arg("beta", "r"),
         Arg("y", "w"),
     ),
-    params=("hidden", "eps"),
+    params=("hidden", "eps", "width", "ranks", "kind", "stride"),
     tile=tile_gated_residual,
     reference=gated_residual_reference,
+    ranks=True,
 )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpurt.graph import Operator
 
 ROWS_MAX = 16
-_FLOATS = 4  # of one load
+FLOATS = 4  # of one load
 
 
 def row_blocks(op: Operator, arg: str, rows_a_tile: int) -> list[tuple[int, int]]:
@@ -24,8 +24,8 @@ def row_blocks(op: Operator, arg: str, rows_a_tile: int) -> list[tuple[int, int]
     if rows > ROWS_MAX:
         msg = f"{rows} rows a step, the CUDA body takes {ROWS_MAX} - {where}"
         raise GraphError(f"{msg} - build the graph with rows={ROWS_MAX} or fewer")
-    if width % _FLOATS:
-        msg = f"{width} columns, the CUDA body takes multiples of {_FLOATS} - {where}"
+    if width % FLOATS:
+        msg = f"{width} columns, the CUDA body takes multiples of {FLOATS} - {where}"
         raise GraphError(f'{msg} - pad them, or use device="host"')
     for name, region in op.args.items():
         if name != "routes" and region.buffer.dtype.name != "f32":

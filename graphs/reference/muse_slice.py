@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gpurt.graphs.muse_spark import PREFIX, MuseSparkConfig
+from gpurt.graphs.muse_spark_config import PREFIX, MuseSparkConfig
 from gpurt.graphs.reference.muse_spark import centred, gated, rms, rotate, scaled
 from gpurt.graphs.weights import rotary_frequencies, rotary_table
 

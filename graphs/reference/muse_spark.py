@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from gpurt.graphs.muse_spark import PREFIX, MuseSparkConfig
+from gpurt.graphs.muse_spark_config import PREFIX, MuseSparkConfig
 from gpurt.graphs.ops.dtypes import to_float32
 from gpurt.graphs.weights import nvfp4_rows, rotary_frequencies, rotary_table
 

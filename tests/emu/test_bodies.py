@@ -15,6 +15,7 @@ MODULES = {
         "one_op",
         "test_attention_extras",
         "test_attention_split",
+        "test_collectives",
         "test_combine",
         "test_dflash",
         "test_draft_tree",
@@ -35,6 +36,13 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("test_combine", "test_bits_do_not_depend_on_rows_or_team", ((64, 32, 40),)),
     ("test_gated_residual", "test_gated_residual_equals_its_reference", (192, True, 3)),
     ("test_gated_residual", "test_bits_do_not_depend_on_rows_or_team", (192,)),
+    *(
+        ("test_collectives", "test_each_part_equals_its_reference", (kind, width, rows, 0))
+        for width, rows in ((36, 1), (16, 3))
+        for kind in MODULES["test_collectives"].KINDS
+    ),
+    ("test_collectives", "test_a_gated_residual_puts_its_branch_together", (0, 48)),
+    ("test_collectives", "test_a_gated_residual_puts_its_branch_together", (1, 48)),
     ("test_route", "test_softmax_equals_its_reference", ((13, 1), True)),
     ("test_route", "test_equal_scores_go_to_the_lower_ids", (16,)),
     ("test_route", "test_all_rows_may_choose_one_expert_and_every_row_others", ()),

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from gpurt.buffer import DTYPES, e4m3
 from gpurt.graph import Graph
 from gpurt.graphs.dflash import DraftModel
-from gpurt.graphs.muse_spark import MuseSparkConfig, build
+from gpurt.graphs.muse_spark import build
+from gpurt.graphs.muse_spark_config import MuseSparkConfig
 from gpurt.graphs.ops.dtypes import to_bf16, to_float32
 from gpurt.loaders.model import WeightSource
 

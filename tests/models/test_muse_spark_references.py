@@ -13,6 +13,7 @@ import torch
 
 from gpurt.graphs import muse_spark
 from gpurt.graphs.muse_spark import build
+from gpurt.graphs.muse_spark_config import MuseSparkConfig
 from gpurt.graphs.ops import combine as combine_op
 from gpurt.graphs.ops.combine import COMBINE, combine_reference
 from gpurt.graphs.reference import muse_spark as plain
@@ -30,7 +31,7 @@ TOLERANCE = 1e-5  # of a layer's largest output: float32 sums in another order
 class Case:
     """A loaded folder, and what transformers makes of one sequence."""
 
-    config: muse_spark.MuseSparkConfig
+    config: MuseSparkConfig
     weights: dict
     tokens: list[int]
     states: list[np.ndarray]

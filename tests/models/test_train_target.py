@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpurt.graphs.muse_spark import PREFIX
+from gpurt.graphs.muse_spark_config import PREFIX
 from gpurt.graphs.reference import muse_spark as plain
 from tests.helpers.muse import by_definition
 from tests.helpers.training import MICRO, StopAfter, new_run

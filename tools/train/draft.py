@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gpurt.graphs.muse_spark import PREFIX
+from gpurt.graphs.muse_spark_config import PREFIX
 from gpurt.graphs.reference.dflash import DFlash
 from tools.train.data import Batch, Shape
 from tools.train.loop import STOPPED_EXIT_CODE, Limits, train

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from gpurt.graphs.muse_spark import PREFIX
+from gpurt.graphs.muse_spark_config import PREFIX
 from tools.train.quantise import packed
 from tools.train.recipe import (
     Recipe,

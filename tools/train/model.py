@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gpurt.graphs.muse_spark import PREFIX, MuseSparkConfig
+from gpurt.graphs.muse_spark_config import PREFIX, MuseSparkConfig
 from gpurt.graphs.reference.muse_spark import centred, gated, layer_weights, rms, rotate, scaled
 from gpurt.graphs.weights import rotary_frequencies, rotary_table
 from tools.train.quantise import rounded

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurt.graphs.dflash import DFlashConfig
-from gpurt.graphs.muse_spark import MuseSparkConfig
+from gpurt.graphs.muse_spark_config import MuseSparkConfig
 from gpurt.loaders.hf_dflash import config_from_json as draft_from_json
 from gpurt.loaders.hf_muse_spark import config_from_json
 from tools.train.text import CHANNELS, MASK, PAD, SPECIAL

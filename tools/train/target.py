@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from gpurt.graphs.muse_spark import PREFIX
+from gpurt.graphs.muse_spark_config import PREFIX
 from tools.train.data import Batch, Shape
 from tools.train.dialogue import Exchange
 from tools.train.loop import STOPPED_EXIT_CODE, Limits, save, train

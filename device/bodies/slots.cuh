@@ -1,0 +1,46 @@
+// Reads slots of a collective on the GPU, piece by piece.
+#pragma once
+#include "context.cuh"
+#include "slots.hpp"
+
+namespace gpurt {
+
+GPURT_FN void add_piece(f32& sum, f32 value) {
+  sum += value;
+}
+GPURT_FN void add_piece(float4& sum, const float4& value) {
+  sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
+}
+
+// Piece `i` of a row of the value; a sum begins with `*first`, if there is one. AT_ONCE: ranks
+// whose loads are under way at once.
+template <u32 AT_ONCE, class Piece>
+GPURT_FN Piece slots_piece(const SlotsOf<Piece>& slots, u32 index, u32 i, const Piece* first) {
+  if (!slots.is_sum) {
+    const u32 rank = i / slots.width;
+    return slots.row(rank, index)[i - rank * slots.width];
+  }
+  const Piece* from = slots.row(0, index) + i;
+  Piece total{};
+  if (first != nullptr) total = *first;
+#pragma unroll 1
+  for (u32 base = 0; base < slots.ranks; base += AT_ONCE) {
+    Piece parts[AT_ONCE];
+#pragma unroll
+    for (u32 j = 0; j < AT_ONCE; ++j) {
+      if (base + j < slots.ranks) parts[j] = from[(base + j) * slots.slot];
+    }
+#pragma unroll
+    for (u32 j = 0; j < AT_ONCE; ++j) {
+      if (base + j >= slots.ranks) break;
+      if (base + j == 0 && first == nullptr) {
+        total = parts[0];  // 0 + x would lose the sign of a zero
+      } else {
+        add_piece(total, parts[j]);
+      }
+    }
+  }
+  return total;
+}
+
+}  // namespace gpurt

@@ -1,9 +1,9 @@
 // block_conv on the GPU: a convolution along the rows of a block.
 //
-// The contract is in graphs/ops/block_conv.py. A tile is a range of columns, for all rows; it makes
-// the mean squares of whole rows for itself (row_norm.cuh). Widths are multiples of 4, and a group
-// of channels is too or is one of 1 and 2: four columns lie in one group or four coefficients are
-// read.
+// The contract is in graphs/ops/block_conv.py. A tile is a range of columns and of rows; it makes
+// the mean squares of whole rows, those in front too, for itself (row_norm.cuh). Widths are
+// multiples of 4, and a group of channels is too or is one of 1 and 2: four columns lie in one
+// group or four coefficients are read.
 #pragma once
 #include "row_norm.cuh"
 
@@ -20,20 +20,22 @@ struct block_conv {
 
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
-    const u32 rows = context.step->rows, hidden = task.param[0], taps = task.param[1];
+    const u32 hidden = task.param[0], taps = task.param[1], begin = task.tile[2];
+    const u32 rows = task.tile[3] < context.step->rows ? task.tile[3] : context.step->rows;
+    if (begin >= rows) return;
     const f32* x = arg<const f32>(task, 0);
     if (context.thread < rows) scratch.before[context.thread] = rows_before(context, taps - 1);
     if (task.addr[1] != 0) {
 #pragma unroll 1
-      for (u32 row = 0; row < rows; ++row)
+      for (u32 row = begin < taps ? 0 : begin + 1 - taps; row < rows; ++row)
         RowNorm::sum(scratch.partial[row], hidden / 4, context, [&](u32 i, f32 sum) {
           return RowNorm::add4(read4(x + u64(row) * hidden, i), sum);
         });
     }
     context.sync();
     const u32 first = task.tile[0] / 4, fours = (task.tile[1] - task.tile[0]) / 4;
-    for (u32 at = context.thread; at < rows * fours; at += context.team_threads)
-      convolve(task, scratch, at / fours, first + at % fours);
+    for (u32 at = context.thread; at < (rows - begin) * fours; at += context.team_threads)
+      convolve(task, scratch, begin + at / fours, first + at % fours);
   }
 
  private:

@@ -1,5 +1,7 @@
 // block_conv: a convolution along the rows of a block. graphs/ops/block_conv.py has the contract.
 #pragma once
+#include <algorithm>
+
 #include "context.hpp"
 #include "norm.hpp"
 #include "simd.hpp"
@@ -65,7 +67,8 @@ struct block_conv {
     task.eps = param_f32(record, 4);
     task.begin = record.tile[0];
     task.end = record.tile[1];
-    for (u32 row = 0; row < context.step->rows; ++row) run_row(task, context.rows, row);
+    const u32 rows = std::min(record.tile[3], context.step->rows);
+    for (u32 row = record.tile[2]; row < rows; ++row) run_row(task, context.rows, row);
     return kFaultNone;
   }
 

@@ -27,7 +27,8 @@ from gpurt.errors import FaultError
 from gpurt.graph import Graph
 from gpurt.graphs.dflash import DFlashConfig, DraftModel, DraftTarget
 from gpurt.graphs.drafters import SCOPE, add_drafter
-from gpurt.graphs.muse_spark import PAGE, MuseSparkConfig
+from gpurt.graphs.muse_spark import PAGE
+from gpurt.graphs.muse_spark_config import MuseSparkConfig
 from gpurt.graphs.ops.draft_rows import draft_rows
 from gpurt.graphs.ops.draft_walk import draft_walk
 from gpurt.graphs.ops.embed import embed

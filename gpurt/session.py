@@ -208,7 +208,7 @@ class Session:
         with self.lock:
             if self._closed:
                 self._check_open()
-            raw = self.executor.raw_trace()
+            raws = [rank.raw_trace() for rank in self.executor.ranks]
             known = [RequestInfo(*row) for launch, row in self._ended if launch == self._launches]
         beside = tuple(
             r
@@ -217,7 +217,7 @@ class Session:
         )
         return Trace.from_raw(
             self.plan,
-            raw,
+            *raws,
             first_step=first_step,
             last_step=last_step,
             requests=beside,

@@ -246,7 +246,7 @@ def _to_wire(trace: Trace) -> dict[str, Any]:
         "task_writes": _to_bytes(trace.task_writes),
         "task_dynamic": np.flatnonzero(trace.task_dynamic).tolist(),
         "requests": [list(astuple(r)) for r in trace.requests],
-        "variants": [list(trace.variant_rows), np.bincount(trace.task_variant).tolist()],
+        "variants": [list(trace.variant_rows), _variant_tasks(trace)],
         "ranks": trace.ranks,
         "ceiling_gbps": trace.ceiling_gbps,
     }
@@ -257,8 +257,9 @@ def _from_wire(wire: Mapping[str, Any], kept: StepSpans, steps: NDArray[Any]) ->
     dynamic = np.zeros(len(task_op), bool)
     dynamic[list(wire["task_dynamic"])] = True
     variant_rows, variant_tasks = wire["variants"]
-    if sum(variant_tasks) != len(task_op) or len(variant_rows) != len(variant_tasks):
-        raise ValueError(f"variants {variant_tasks} of {len(task_op)} tasks")
+    ranks = int(wire["ranks"])
+    if ranks * sum(variant_tasks) != len(task_op) or len(variant_rows) != len(variant_tasks):
+        raise ValueError(f"variants {variant_tasks} of {len(task_op)} tasks, {ranks} ranks")
     return Trace(
         name=str(wire["name"]),
         device=str(wire["device"]),
@@ -280,11 +281,18 @@ def _from_wire(wire: Mapping[str, Any], kept: StepSpans, steps: NDArray[Any]) ->
         task_writes=_rows(wire["task_writes"]),
         task_dynamic=dynamic,
         requests=tuple(_request(row) for row in wire["requests"]),
-        ranks=int(wire["ranks"]),
+        ranks=ranks,
         ceiling_gbps=float(wire["ceiling_gbps"]),
-        task_variant=np.repeat(np.arange(len(variant_tasks)), variant_tasks),
+        task_variant=np.tile(np.repeat(np.arange(len(variant_tasks)), variant_tasks), ranks),
         variant_rows=tuple(int(rows) for rows in variant_rows),
     )
+
+
+def _variant_tasks(trace: Trace) -> list[int]:
+    """How many tasks of a rank belong to each variant."""
+    of_rank = trace.task_variant[: len(trace.task_op) // trace.ranks]
+    counts: list[int] = np.bincount(of_rank, minlength=len(trace.variant_rows)).tolist()
+    return counts
 
 
 def _request(row: Sequence[Any]) -> RequestInfo:

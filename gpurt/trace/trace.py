@@ -6,8 +6,6 @@ and viewers need no plan and no device.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.errors import TraceError
-from gpurt.trace.spans import SPAN, StepSpans
+from gpurt.trace.spans import StepSpans
 
 if TYPE_CHECKING:
     from gpurt.executors.base import RawTrace
-    from gpurt.plan import Plan, PlanRegion
+    from gpurt.plan import Plan
 
 # phase: 0 plain, 1 prefill, 2 decode. variant: index into Trace.variant_rows.
 STEP = np.dtype(
@@ -82,7 +79,7 @@ class Trace:
     where they are not known. task_dynamic: whether a step may do without the task (a slot of an
     expert that no row chose). task_variant: which of the plan's variants it belongs to; steps of
     variant i have up to variant_rows[i] rows. requests: those that are known. dropped: spans that
-    newer ones overwrote. ranks: workers are as many for each, those of rank 0 first.
+    newer ones overwrote. ranks: workers and tasks are as many for each, those of rank 0 first.
     ceiling_gbps: GB/s that this machine was measured to reach, 0 if it never was.
     """
 
@@ -120,54 +117,20 @@ class Trace:
     @staticmethod
     def from_raw(
         plan: Plan,
-        raw: RawTrace,
-        *,
+        *raws: RawTrace,
         first_step: int = 0,
         last_step: int | None = None,
         requests: tuple[RequestInfo, ...] = (),
         ceiling_gbps: float = 0.0,
     ) -> Trace:
-        """A Trace of the steps first..last of one launch. Raises: TraceError if it is empty."""
-        spans = _merge(raw, first_step, last_step)
-        steps = _steps(raw, first_step, last_step)
-        if not len(spans):
-            what = "no spans were kept"
-            raise TraceError(f"{what} - at plan {plan.name} - open the Runtime with trace=True")
-        task_op = np.array([t.op for t in plan.tasks], np.int64)
-        layers = np.array([t.layer for t in plan.tasks], np.int64)
-        known = spans[spans["task"] < len(task_op)]
-        known["op"] = task_op[known["task"]]
-        known["layer"] = layers[known["task"]]
-        _to_origin(known, steps)
-        sizes = [t.cost_bytes or (t.stream[2] if t.stream else 0) for t in plan.tasks]
-        regions, reads, writes = _regions(plan)
-        return Trace(
-            name=plan.name,
-            device=f"{plan.target.kind} {plan.target.arch}".rstrip(),
-            workers=plan.target.workers,
-            operators=_operators(plan),
-            task_op=task_op,
-            task_bytes=np.array(sizes, np.int64),
-            waits=_rows([c for c, _ in t.waits] for t in plan.tasks),
-            producers=_rows(c.producers for c in plan.counters),
-            payload_edges=tuple(
-                sorted({(e.producer_op, e.consumer_op) for e in plan.edges if e.kind == "payload"})
-            ),
-            kept=StepSpans(known),
-            steps=steps,
-            dropped=raw.dropped,
-            regions=regions,
-            task_reads=reads,
-            task_writes=writes,
-            task_dynamic=_dynamic(plan),
-            requests=requests,
-            task_variant=np.repeat(
-                np.arange(len(plan.step_variants())),
-                [v.end - v.begin for v in plan.step_variants()],
-            ),
-            variant_rows=tuple(v.rows for v in plan.step_variants()),
-            ceiling_gbps=ceiling_gbps,
-        )
+        """A Trace of the steps first..last of one launch. raws: of every rank. Every rank has
+        operators, tasks and counters of its own, one rank's after another's.
+
+        Raises: TraceError if it is empty.
+        """
+        from gpurt.trace.raw import build
+
+        return build(plan, raws, first_step, last_step, requests, ceiling_gbps)
 
     def save(self, path: str | Path) -> None:
         """Write a trace file. Raises: TraceError if the path cannot be written."""
@@ -239,105 +202,3 @@ def row(rows: Rows, index: int) -> NDArray[np.int64]:
     """Row `index`, a view."""
     offsets, values = rows
     return values[offsets[index] : offsets[index + 1]]
-
-
-# ---- helpers ---------------------------------------------------------------------------------
-def _merge(raw: RawTrace, first_step: int, last_step: int | None) -> NDArray[Any]:
-    """The spans of both rings once each, with full step numbers, by step and begin."""
-    parts = [
-        (worker, spans)
-        for ring in (raw.spans, raw.sampled)
-        for worker, spans in enumerate(ring)
-        if len(spans)
-    ]
-    merged = np.zeros(sum(len(s) for _, s in parts), SPAN)
-    at = 0
-    for worker, part in parts:
-        rows = merged[at : at + len(part)]
-        at += len(part)
-        rows["begin_ns"] = _ticks(part["begin"], raw.tick_ns)
-        for name in ("wait", "run", "stall"):
-            rows[f"{name}_ns"] = _ticks(part[name], raw.tick_ns)
-        rows["task"], rows["worker"] = part["task"], worker
-        rows["expert"], rows["expert_rows"] = part["chosen"] & 0xFFFF, part["chosen"] >> 16
-        # Steps of one trace lie within 2^32 of its first one.
-        rows["step"] = first_step + ((part["step"].astype(np.int64) - first_step) & STEP_MASK)
-    if last_step is not None:
-        merged = merged[merged["step"] <= last_step]
-    # A task runs once a step, so (step, task) tells spans that lie in both rings.
-    tasks = int(merged["task"].max()) + 1 if len(merged) else 1
-    key = (merged["step"] - np.uint64(first_step)) * np.uint64(tasks) + merged["task"]
-    _, unique = np.unique(key, return_index=True)
-    merged = merged[unique]
-    return merged[np.lexsort((merged["begin_ns"], merged["step"]))]
-
-
-def _ticks(ticks: NDArray[Any], tick_ns: float) -> NDArray[np.int64]:
-    if tick_ns == 1.0:  # exact, where a double would round a large clock
-        return ticks.astype(np.int64)
-    return np.rint(ticks * tick_ns).astype(np.int64)
-
-
-def _steps(raw: RawTrace, first_step: int, last_step: int | None) -> NDArray[Any]:
-    source = raw.summaries
-    kept = (source["step"] >= first_step) & (source["end_ns"] > source["begin_ns"])
-    if last_step is not None:
-        kept &= source["step"] <= last_step
-    source = np.sort(source[kept], order="step")
-    steps = np.zeros(len(source), STEP)
-    for name in STEP.names or ():
-        steps[name] = source[name]
-    return steps
-
-
-def _to_origin(spans: NDArray[Any], steps: NDArray[Any]) -> None:
-    """Both clocks from 0. They may differ, so each has its own origin unless they overlap."""
-    origin = int(spans["begin_ns"].min()) if len(spans) else 0
-    if len(steps):
-        low, high = int(steps["begin_ns"].min()), int(steps["end_ns"].max())
-        if len(spans) and low <= int(spans["begin_ns"].max()) and origin <= high:
-            low = origin = min(low, origin)
-        steps["begin_ns"] -= low
-        steps["end_ns"] -= low
-    spans["begin_ns"] -= origin
-
-
-def _rows(lists: Iterable[Sequence[int]]) -> Rows:
-    kept = [list(r) for r in lists]
-    offsets = np.zeros(len(kept) + 1, np.int64)
-    np.cumsum([len(r) for r in kept], out=offsets[1:])
-    return offsets, np.array(list(itertools.chain.from_iterable(kept)), np.int64)
-
-
-def _operators(plan: Plan) -> tuple[OperatorInfo, ...]:
-    """A task that runs an expert reads a weight [experts, rows, columns]."""
-    experts = dict.fromkeys(range(len(plan.operators)), 0)
-    for task in plan.tasks:
-        read = [plan.buffers[index] for index, _ in task.reads]
-        stacks = [b.shape[0] for b in read if b.role == "weight" and len(b.shape) == 3]
-        experts[task.op] = max([experts[task.op], *stacks])
-    return tuple(
-        OperatorInfo(o.name, o.body, o.path, o.layer, experts[i])
-        for i, o in enumerate(plan.operators)
-    )
-
-
-def _dynamic(plan: Plan) -> NDArray[np.bool_]:
-    dynamic = np.zeros(len(plan.tasks), bool)
-    for segment in plan.segments:
-        if segment.dynamic is not None:
-            dynamic[segment.begin : segment.end] = True
-    return dynamic
-
-
-def _regions(plan: Plan) -> tuple[tuple[str, ...], Rows, Rows]:
-    """What tasks read and write, each region's text once."""
-    index: dict[PlanRegion, int] = {}
-    reads = _rows([index.setdefault(r, len(index)) for r in t.reads] for t in plan.tasks)
-    writes = _rows([index.setdefault(r, len(index)) for r in t.writes] for t in plan.tasks)
-    texts = []
-    for buffer_index, bounds in index:
-        buffer = plan.buffers[buffer_index]
-        ranges = ", ".join(f"{low}:{high}" for low, high in bounds)
-        texts.append(f"{buffer.name}[{ranges}] {buffer.dtype}")
-    return tuple(texts), reads, writes

@@ -29,6 +29,8 @@ SPLIT_COLOURS = dict(
     zip(analysis.SPLIT_NAMES, ("green", "yellow", "red", "grey50", "grey35"), strict=True)
 )
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+OTHERS = "*"  # of operators beyond the letters
+LANE_HEAD = 6  # columns of a lane before its timeline, beside its name
 MAX_LANES = 16  # more workers than this: as many, evenly chosen
 TABLE_ROWS = 12
 EXPERT_ROWS = 16  # layers; their whole table is in the JSON
@@ -106,7 +108,8 @@ def _parts(trace: Trace, width: int, step: int) -> Iterable[RenderableType]:
 def _head(trace: Trace, parts: Any, width: int) -> RenderableType:
     kept = f"{len(trace.spans)} spans of {len(trace.whole_steps)} whole steps"
     dropped = f", {trace.dropped} dropped" if trace.dropped else ""
-    lines = [Text(f"{trace.name} on {trace.device}, {trace.workers} workers: {kept}{dropped}")]
+    workers = f"{trace.workers} workers" + (f" of {trace.ranks} ranks" if trace.ranks > 1 else "")
+    lines = [Text(f"{trace.name} on {trace.device}, {workers}: {kept}{dropped}")]
     for phase in (*PHASES, None):
         times = _times(analysis.step_times_us(trace, phase))
         if times and (phase is not None or not len(trace.steps)):
@@ -191,16 +194,16 @@ def _lanes(trace: Trace, step: int, utilisation: Any, width: int) -> RenderableT
     low, high = analysis.step_window(trace, step)
     spans = trace.spans_of(step)
     keys = [analysis.operator_key(o.path, trace.name) for o in trace.operators]
-    shown = list(dict.fromkeys(keys[int(op)] for op in np.sort(spans["op"])))
-    letter = {key: LETTERS[i % len(LETTERS)] for i, key in enumerate(shown)}
+    shown = _lettered(spans, keys)
+    letter = {key: LETTERS[i] for i, key in enumerate(shown)}
     colour = {key: COLOURS[i % len(COLOURS)] for i, key in enumerate(shown)}
-    columns = max(20, min(width - 20, 160))
+    wide = max(len(trace.lane_name(w)) for w in range(trace.workers))
+    columns = max(20, min(width - wide - LANE_HEAD, 160))
     count = min(trace.workers, MAX_LANES)
     workers = [i * trace.workers // count for i in range(count)]
     title = f"step {step}, {(high - low) / 1e3:.1f} us, a column is "
     legend = "small letters and '.': more wait than run"
     lines = [Text(title + f"{(high - low) / 1e3 / columns:.2f} us ({legend})", "bold")]
-    wide = max(len(trace.lane_name(w)) for w in workers)
     for worker in workers:
         lane = Text(f"{trace.lane_name(worker):<{wide}} {utilisation[worker]:>4.0%} ")
         mine = spans[spans["worker"] == worker]
@@ -211,9 +214,21 @@ def _lanes(trace: Trace, step: int, utilisation: Any, width: int) -> RenderableT
     names = Text()
     for key in shown:
         names.append(f"{letter[key]} {key}  ", colour[key])
+    if others := len({keys[int(op)] for op in spans["op"]} - set(shown)):
+        names.append(f"{OTHERS} {others} others  ", "grey50")
     if trace.workers > count:
         names.append(f"({count} of {trace.workers} workers)")
     return Group(*lines, names)
+
+
+def _lettered(spans: Any, keys: list[str]) -> list[str]:
+    """Operators that get a letter, in the order of the graph: those that ran longest."""
+    runs: dict[str, int] = {}
+    for span in np.sort(spans, order="op"):
+        key = keys[int(span["op"])]
+        runs[key] = runs.get(key, 0) + int(span["run_ns"])
+    longest = sorted(runs, key=lambda k: -runs[k])[: len(LETTERS)]
+    return [key for key in runs if key in longest]
 
 
 def _cells(
@@ -233,7 +248,8 @@ def _cells(
         else:
             key = keys[int(spans["op"][int(np.argmax(run))])]
             waits = float(wait.sum()) > float(run.sum())
-            yield letter[key].lower() if waits else letter[key], key
+            shown = letter.get(key, OTHERS)
+            yield shown.lower() if waits else shown, key
 
 
 def _operators(trace: Trace) -> RenderableType:

@@ -241,7 +241,7 @@ def test_blocks_that_do_not_fit_each_other_are_refused(path, change, text):
     ("field", "value", "text"),
     [
         ("workers", "two", "invalid literal"),
-        ("ranks", 3, "2 workers of 3 ranks"),
+        ("ranks", 3, "of 4 tasks, 3 ranks"),
         ("task_op", bytes(8), "of 1 tasks"),
         ("task_bytes", bytes(7), "multiple of element size"),
         ("waits", [np.array([0, 1, 0, 2, 3]).tobytes(), bytes(24)], "waits whose offsets fall"),

@@ -16,6 +16,7 @@ from tests.helpers.hand_plan import Node, hand_plan, random_nodes
 from tests.helpers.hand_trace import hand_trace
 from tests.helpers.made_trace import made_trace
 from tests.helpers.random_trace import random_trace
+from tests.helpers.rank_trace import trace_of
 from tests.helpers.timeline import place_of, selected, stage
 
 pytestmark = pytest.mark.timeout(300)
@@ -57,10 +58,11 @@ def test_real_trace_opens_with_its_figures(page, real_trace):
     assert "noop" in browser.text("#range")
 
 
-@pytest.fixture(params=["real", 0, 1, 3])
+@pytest.fixture(params=["real", "ranks", 0, 1, 3])
 def any_trace(request, real_trace):
-    """The real one, or a random one; those of odd seeds have many equal times."""
-    return real_trace if request.param == "real" else random_trace(request.param)
+    """The real one, of two ranks, or a random one; those of odd seeds have many equal times."""
+    known = {"real": real_trace, "ranks": trace_of()}
+    return known[request.param] if request.param in known else random_trace(request.param)
 
 
 def test_page_and_terminal_name_the_same_critical_path(page, any_trace):

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from gpurt.errors import TraceError
-from gpurt.trace import RequestInfo
+from gpurt.trace import SPAN, OperatorInfo, RequestInfo
 from gpurt.trace.perfetto import to_perfetto, write_perfetto
 from gpurt.trace.view import show, summary
 from tests.helpers.hand_trace import hand_trace
@@ -70,7 +70,7 @@ def test_a_column_of_more_wait_than_run_has_a_small_letter(wait_ns, lane):
     trace = hand_trace()
     row = trace.spans["task"] == 2
     trace.spans["wait_ns"][row], trace.spans["run_ns"][row] = wait_ns, 880 - wait_ns
-    lanes = [x for x in rendered(trace, 40).splitlines() if x.startswith("worker 1")]
+    lanes = [x for x in rendered(trace, 34).splitlines() if x.startswith("worker 1")]
     assert lanes[0].split("% ")[1].startswith(lane)  # 50 ns a column
 
 
@@ -136,3 +136,33 @@ def test_perfetto_counters_come_once_a_step():
 def test_unwritable_perfetto_path_is_refused(tmp_path):
     with pytest.raises(TraceError, match=r"^cannot write the Perfetto file"):
         write_perfetto(hand_trace(), tmp_path / "no" / "a.json")
+
+
+def test_no_two_operators_of_the_timeline_share_a_letter():
+    names = [f"op{i}" for i in range(40)]
+    count = len(names)
+    rows = [(100 * i, 0, 10 + i, 0, 0, i, i, 0, 0, 0, 0) for i in range(count)]
+    none = np.zeros(count + 1, np.int64), np.zeros(0, np.int64)
+    trace = hand_trace(
+        workers=1,
+        operators=tuple(OperatorInfo(n, "b", f"hand.{n}", 0) for n in names),
+        task_op=np.arange(count),
+        task_bytes=np.zeros(count, np.int64),
+        waits=none,
+        producers=(np.zeros(1, np.int64), np.zeros(0, np.int64)),
+        spans=np.array(rows, SPAN),
+    )
+    lines = rendered(trace, width=200).splitlines()
+    legend = " ".join(lines[lines.index(next(x for x in lines if x.startswith("A op"))) :][:4])
+    assert "A op14  B op15  C op16" in legend  # the longest 26, in the order of the graph
+    assert "Z op39  * 14 others" in legend
+    lane = next(x for x in lines if x.startswith("worker 0 "))
+    assert {"*", "A", "Z"} <= set(lane)
+
+
+def test_lanes_of_ranks_fit_the_terminal():
+    lines = rendered(hand_trace(2, ranks=2), width=60).splitlines()
+    lanes = [x for x in lines if x.startswith("rank ")]
+    assert len(lanes) == 2
+    assert all(len(x.split("%", 1)[1]) > 30 for x in lanes)
+    assert max(map(len, lines)) <= 60

@@ -1,0 +1,73 @@
+"""A trace of several ranks: lanes, tasks and waits of each, and waits for another one."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from gpurt.trace import Trace, analysis
+from gpurt.trace.view import show
+from tests.helpers.rank_trace import WORKERS, plan_of_ranks, raw_of_rank, trace_of
+
+
+def test_every_rank_has_lanes_and_tasks_of_its_own():
+    trace = trace_of()
+    assert (trace.ranks, trace.workers, trace.dropped) == (2, 4, 6)
+    assert [trace.lane_name(w) for w in range(4)] == [
+        f"rank {rank} worker {worker}" for rank in (0, 1) for worker in (0, 1)
+    ]
+    spans = trace.spans_of(1)
+    assert sorted(spans["task"].tolist()) == [0, 1, 2, 3, 4, 5]
+    assert (spans["worker"] // WORKERS == spans["task"] // 3).all()
+    assert trace.whole_steps.tolist() == [0, 1, 2]
+    assert [o.name for o in trace.operators] == 2 * ["first", "second", "advance"]
+
+
+def test_a_step_is_whole_with_the_spans_of_all_ranks():
+    raw = raw_of_rank(1)
+    lacks = replace(raw, spans=[raw.spans[0], raw.spans[1][1:]])
+    trace = Trace.from_raw(plan_of_ranks(), raw_of_rank(0), lacks)
+    assert trace.whole_steps.tolist() == [1, 2]
+
+
+def test_a_wait_is_blamed_on_the_rank_that_was_late():
+    trace = trace_of()
+    assert trace.producers_of(1).tolist() == [0, 3]  # a counter of all ranks
+    assert trace.producers_of(5).tolist() == [4]  # one of its own
+    second = trace.spans_of(0)[trace.spans_of(0)["task"] == 1][0]
+    blame = analysis.blame(trace, second)
+    assert (blame.late_task, blame.late_worker, blame.late_us) == (3, 2, 0.14)
+    path = trace.critical_path(0)["task"].tolist()
+    assert path[0] == 3
+    assert path[-1] in (2, 5)
+
+
+@pytest.mark.parametrize("ahead", [7_000_000_000, -5_000])
+def test_a_clock_that_is_apart_is_moved_beside_that_of_rank_0(ahead):
+    base = Trace.from_raw(plan_of_ranks(), raw_of_rank(0), raw_of_rank(1))
+    raw0 = raw_of_rank(0, 10_000)  # begins are unsigned
+    moved = Trace.from_raw(plan_of_ranks(), raw0, raw_of_rank(1, 10_000 + ahead))
+    assert moved.spans.tolist() == base.spans.tolist()
+
+
+def test_a_clock_less_than_a_step_apart_is_left():
+    spans = trace_of(ahead=200).spans_of(0)
+    begins = {int(s["task"]): int(s["begin_ns"]) for s in spans}
+    assert begins[3] - begins[0] == 200
+
+
+def test_file_and_views_keep_the_ranks(tmp_path):
+    trace_of().save(tmp_path / "a.trace")
+    again = Trace.load(tmp_path / "a.trace")
+    assert again.spans.tolist() == trace_of().spans.tolist()
+    assert again.task_variant.tolist() == trace_of().task_variant.tolist()
+    assert again.producers_of(4).tolist() == [0, 3]
+    out = io.StringIO()
+    show(again, Console(file=out, width=120))
+    assert "toy on host, 4 workers of 2 ranks: 18 spans of 3 whole steps, 6 dropped" in (
+        out.getvalue()
+    )
+    assert "rank 1 worker 1" in out.getvalue()

@@ -76,9 +76,11 @@ def expert_choices(trace: Trace) -> list[ExpertChoice]:
     for step in trace.whole_steps.tolist():
         spans = trace.spans_of(step)
         spans = spans[(spans["expert_rows"] > 0) & np.isin(spans["op"], list(places))]
-        for span in spans:
-            of_step = chosen[int(span["op"])].setdefault(step, {})
-            of_step[int(span["expert"])] = int(span["expert_rows"])
+        # All tiles of an expert say the same, so one of each is enough.
+        key = spans["op"].astype(np.uint64) << np.uint64(32) | spans["expert"]
+        one = spans[np.unique(key, return_index=True)[1]]
+        for op, expert, rows in one[["op", "expert", "expert_rows"]].tolist():
+            chosen[op].setdefault(step, {})[expert] = rows
     return [_choice(trace, op, name, chosen[op]) for op, name in places.items() if chosen[op]]
 
 

@@ -174,13 +174,15 @@ def _rows(lists: Iterable[Sequence[int]]) -> Rows:
 
 def _operators(plan: Plan) -> tuple[OperatorInfo, ...]:
     """A task that runs an expert reads a weight [experts, rows, columns]."""
-    experts = dict.fromkeys(range(len(plan.operators)), 0)
+    experts: dict[int, int] = {}
     for task in plan.tasks:
+        if task.op in experts:
+            continue
         read = [plan.buffers[index] for index, _ in task.reads]
         stacks = [b.shape[0] for b in read if b.role == "weight" and len(b.shape) == 3]
-        experts[task.op] = max([experts[task.op], *stacks])
+        experts[task.op] = max(stacks, default=0)
     return tuple(
-        OperatorInfo(o.name, o.body, o.path, o.layer, experts[i])
+        OperatorInfo(o.name, o.body, o.path, o.layer, experts.get(i, 0))
         for i, o in enumerate(plan.operators)
     )
 

@@ -36,7 +36,3 @@ def test_bits_of_layers_of_experts_do_not_depend_on_the_plan(name: str, routed: 
 @pytest.mark.parametrize("name", ["static", "claim"])
 def test_spans_name_the_experts_that_rows_chose(name: str) -> None:
     test_experts.test_spans_name_the_experts_that_rows_chose(name)
-
-
-def test_no_wait_ends_before_the_task_that_it_was_for() -> None:
-    test_experts.test_no_wait_ends_before_the_task_that_it_was_for("claim")

@@ -93,6 +93,7 @@ class Graph:
         self.operators: list[Operator] = []
         self.inputs: dict[str, Buffer] = {}
         self.outputs: dict[str, Buffer] = {}
+        self.notes: list[str] = []  # for people: what its builder chose, and why
         self._scope: list[str] = []
         self._layer = 0
         self._rows: Region | None = None

@@ -210,7 +210,8 @@ class Plan:
 
     rows, slots, context, vocab: bounds of one step, as in Graph; so rank, rank_count. variants:
     ascending by rows; () if there is one, of `rows` rows and all tasks: see `step_variants`.
-    profile: with policy `auto`, where policy and edges come from.
+    profile: with policy `auto`, where policy and edges come from. notes: what the graph's builder
+    chose, and why.
     """
 
     version: int
@@ -232,6 +233,7 @@ class Plan:
     profile: str = ""
     rank: int = 0
     rank_count: int = 1
+    notes: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Prove the plan. Raises: PlanError naming the task, what is wrong and what to do."""
@@ -425,6 +427,7 @@ def _to_wire(plan: Plan) -> dict[str, Any]:
         "payload_set_bytes": plan.payload_set_bytes,
         "variants": [_row(v) for v in plan.variants],
         "profile": plan.profile,
+        "notes": plan.notes,
         "ranks": [plan.rank, plan.rank_count],
     }
 
@@ -463,6 +466,7 @@ def _from_wire(wire: dict[str, Any]) -> Plan:
         payload_set_bytes=wire["payload_set_bytes"],
         variants=tuple(PlanVariant(*row) for row in wire.get("variants", ())),
         profile=wire.get("profile", ""),
+        notes=tuple(wire.get("notes", ())),
         rank=rank,
         rank_count=rank_count,
     )

@@ -76,6 +76,11 @@ def _forms(
         read(sums, SIDE_BY_SIDE)
 
 
+def all_reduce_bytes(size_bytes: int, ranks: int) -> int:
+    """Bytes that a rank sends to sum a value of so many, in the form that sends fewer."""
+    return min((ranks - 1) * size_bytes, 2 * (ranks - 1) * size_bytes // ranks)
+
+
 def all_gather(graph: Graph, part: Buffer, ranks: int, *, sampled: bool = False) -> Buffer:
     """All ranks' parts side by side. part: [rows, W] of a dtype of four bytes, copied bit by bit;
     the whole: [rows, ranks * W].

@@ -14,9 +14,9 @@ global layers do neither. Experts: only those that some row chose are computed; 
 A layer may have a dense MLP in the experts' place. Source: transformers' models/muse_spark.
 
 With tp_size > 1 a graph is one rank's share: its heads (of K/V at least one, which neighbours may
-both have), its part of every expert's inner width, of a dense MLP's, of the rows of Wpre, Wpost and
-the head. b and d are then summed over ranks, z, the widened y and the logits gathered; embedding
-and router are whole on every rank.
+both have), its part of every expert's inner width, or whole experts (expert_split.py), its part of
+a dense MLP's inner width, of the rows of Wpre, Wpost and the head. b and d, or y, are then summed
+over ranks, z, the widened y and the logits gathered; embedding and router are whole on every rank.
 Legend: B rows, H heads, K kv heads, D head dimension, E experts, M width of an expert's input.
 """
 
@@ -42,6 +42,7 @@ from gpurt.graphs.collectives import (
 )
 from gpurt.graphs.dflash import DraftModel, DraftTarget
 from gpurt.graphs.drafters import add_drafter
+from gpurt.graphs.expert_split import choose
 from gpurt.graphs.muse_spark_config import PREFIX, MuseSparkConfig
 from gpurt.graphs.ops.attention import attention, ring_pages, slot_pages
 from gpurt.graphs.ops.collect import SUM
@@ -76,6 +77,7 @@ def build(
     tp_size: int = 1,
     tp_rank: int = 0,
     routing: str = "natural",
+    expert_split: str = "width",
     draft: str = "none",
     proposals: int = PROPOSALS_PER_SLOT,
     draft_model: DraftModel | None = None,
@@ -84,6 +86,7 @@ def build(
     """The Graph of one step; parameters and errors as in `llama.build`, and beside them:
 
     page: positions of a cache page. tp_size, tp_rank: one rank's share, collectives looped back.
+    expert_split: width, expert or auto, how ranks share experts: expert_split.py.
     routing: natural, or for benches random or repeat, see ops/route.py. weight_dtype leaves experts
     in nvfp4 as they are; the router is always f32. Raises also: GraphError for an unknown routing,
     or if the model has no tp_size equal parts.
@@ -94,6 +97,7 @@ def build(
     graph = empty_graph(config, where, rows, slots, context, kv_dtype, weight_dtype, **ranks)
     builder = _Builder(graph, config, weights, kv_dtype, weight_dtype, page, tp_size, tp_rank)
     builder.routing = routing
+    builder.choose_split(expert_split, where)
     return add_drafter(graph, draft, proposals, builder.build(), draft_model, draft_tree)
 
 
@@ -126,6 +130,7 @@ class _Builder:
         self.graph, self.config, self.weights = graph, config, weights
         self.kv_dtype, self.page, self.ranks, self.rank = kv_dtype, page, ranks, rank
         self.routing = "natural"
+        self.by_expert = False  # ranks have whole experts, not parts of every one
         self.weight_dtype = None if weight_dtype is None else DTYPES[weight_dtype]
         self.page_tables = {w: self.page_table(w) for w in sorted(set(config.windows))}
         self.ropes = {theta: self.rope(theta) for theta in sorted(set(config.thetas)) if theta}
@@ -165,6 +170,30 @@ class _Builder:
             return self.matrix("head.w", "lm_head", cut=0)
         width = table.shape[0] // self.ranks
         return table[self.rank * width : (self.rank + 1) * width]
+
+    def choose_split(self, wanted: str, where: str) -> None:
+        """How ranks share the experts, see expert_split.py. Raises: GraphError."""
+        config = self.config
+        if not any(config.sparse):
+            return
+        shape = config.moe_hidden, config.moe_intermediate
+        # The ends may be kept in another dtype: a layer in the middle stands for all.
+        layer = [i for i, sparse in enumerate(config.sparse) if sparse][sum(config.sparse) // 2]
+        source = self.weights[f"{PREFIX}.layers.{layer}.mlp.experts.gate_up_proj"]
+        dtype = nvfp4 if layer in config.quantised else self.weight_dtype or source.dtype
+        split, note = choose(
+            wanted,
+            self.ranks,
+            where,
+            experts=config.experts,
+            inner=config.moe_intermediate,
+            rows=self.graph.rows,
+            top_k=config.top_k,
+            width=config.moe_hidden,
+            expert_bytes=3 * shape[1] * dtype.row_bytes(shape[0]),
+        )
+        self.by_expert = split == "expert"
+        self.graph.notes += [note] if note else []
 
     # ---- halves of a layer -----------------------------------------------------------------
     def attention_half(self, layer: int, at: str, source: str, s: Buffer) -> Buffer:
@@ -248,7 +277,8 @@ class _Builder:
         z = all_gather(graph, z, self.ranks)
         routes = self.routes(at, source, logits)
         top_k, post_eps = config.top_k, config.post_eps
-        h = graph.row_activation(f"{at}.h", config.moe_intermediate // self.ranks, f32, top_k)
+        inner = config.moe_intermediate // (1 if self.by_expert else self.ranks)
+        h = graph.row_activation(f"{at}.h", inner, f32, top_k)
         w, scale = self.expert_weight(layer, f"{at}.up", f"{source}.experts.gate_up_proj", 2)
         expert_matvec(
             graph,
@@ -268,14 +298,23 @@ class _Builder:
         expert_matvec(
             graph, h, w, routes, d, top_k=top_k, w_scale=scale, x_per_pair=True, name="expert_down"
         )
-        d = all_reduce(graph, d, self.ranks)
+        if not self.by_expert:
+            d = all_reduce(graph, d, self.ranks)
         y = self.activation(f"{at}.y", config.moe_hidden)
         gain = self.gain(f"{at}.d.gain", f"{source}.experts.post_expert_norm.weight")
-        combine(graph, d, routes, y, experts=config.experts, top_k=top_k, gain=gain, eps=post_eps)
+        own = self.own_experts()[1]
+        combine(graph, d, routes, y, experts=own, top_k=top_k, gain=gain, eps=post_eps)
+        if self.by_expert:
+            y = all_reduce(graph, y, self.ranks)
         b = self.activation(f"{at}.mlp.b", config.hidden // self.ranks)
         post = self.matrix(f"{at}.post.w", f"{source}.post_expert_proj", cut=0)
         matvec(graph, y, post, b, name="post_expert")
         return b
+
+    def own_experts(self) -> tuple[int, int]:
+        """The first expert of which this rank computes something, and how many."""
+        count = self.config.experts // (self.ranks if self.by_expert else 1)
+        return (self.rank * count if self.by_expert else 0), count
 
     # ---- operators -----------------------------------------------------------------------
     def router(self, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
@@ -296,7 +335,7 @@ class _Builder:
 
     def routes(self, at: str, source: str, logits: Buffer) -> Buffer:
         graph, config = self.graph, self.config
-        layout = RoutesLayout(graph.rows, config.experts, config.top_k)
+        layout = RoutesLayout(graph.rows, self.own_experts()[1], config.top_k)
         routes = graph.activation(f"{at}.routes", [layout.words], "u32")
         route(
             graph,
@@ -306,6 +345,7 @@ class _Builder:
             bias=self.vector(f"{at}.router.bias", f"{source}.gate.e_score_correction_bias"),
             factor=config.routed_factor,
             forced=self.forced(at),
+            own=self.own_experts(),
         )
         return routes
 
@@ -391,13 +431,18 @@ class _Builder:
         experts, n, half_k = source.shape
         blocks = self.expert_part(f"{tensor}_weight_scale", halves)
         load = read.nvfp4_rows(source, blocks, halves=halves == 2)
-        scales = read.pair_of_scales(self.weights[f"{tensor}_weight_scale_2"])
+        second = self.weights[f"{tensor}_weight_scale_2"]
+        if self.by_expert:
+            second = read.cut(second, 0, self.rank, self.ranks)
+        scales = read.pair_of_scales(second)
         w = graph.weight(f"{name}.w", [experts, n, 2 * half_k], nvfp4, load)
         return w, graph.weight(f"{name}.scale", [experts, 2], f32, scales)
 
     def expert_part(self, tensor: str, halves: int) -> WeightSource:
-        """This rank's share of all experts: of the rows of both halves, or of the columns."""
+        """This rank's share: whole experts; or of all, rows of both halves, or columns."""
         source = self.weights[tensor]
+        if self.by_expert:
+            return read.cut(source, 0, self.rank, self.ranks)
         if halves == 2:
             return read.cut_halves(source, self.rank, self.ranks)
         return read.cut(source, 2, self.rank, self.ranks)

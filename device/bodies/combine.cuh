@@ -17,6 +17,7 @@ struct combine {
   struct Scratch {
     RowNorm::Partial partial[kTopMax];
     f32 factor[kTopMax];
+    u32 is_here[kTopMax];  // whether this rank has the pair's expert
   };
   static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
 
@@ -81,6 +82,8 @@ struct combine {
     if (context.thread < top_k) {
       const RoutesLayout layout{context.step->rows_capacity, task.param[3], top_k};
       const u32 words = layout.pair(row * top_k + context.thread);
+      const u32 slot = arg<const u32>(task, 1)[words + RoutesLayout::kSlot];
+      scratch.is_here[context.thread] = slot != RoutesLayout::kNoSlot;
       f32 factor = arg<const f32>(task, 1)[words + RoutesLayout::kWeight];
       if (gain != nullptr)
         factor *= RowNorm::scale(scratch.partial[context.thread], width, param_f32(task, 2));
@@ -97,11 +100,15 @@ struct combine {
     const f32* residual = arg<const f32>(task, 3);
     for (u32 i = task.tile[0] / 4 + context.thread; i < task.tile[1] / 4;
          i += context.team_threads) {
-      float4 total = scale4(gained(d, gain, i), scratch.factor[0]);
+      float4 total{};
+      bool is_first = true;
 #pragma unroll 4
-      for (u32 t = 1; t < top_k; ++t) {
+      for (u32 t = 0; t < top_k; ++t) {
         const f32 f = scratch.factor[t];
-        total = fma4(gained(d + u64(t) * width, gain, i), make_float4(f, f, f, f), total);
+        const float4 v = gained(d + u64(t) * width, gain, i);  // ahead of the test: loads overlap
+        if (scratch.is_here[t] == 0) continue;
+        total = is_first ? scale4(v, f) : fma4(v, make_float4(f, f, f, f), total);
+        is_first = false;
       }
       if (residual != nullptr) {
         const float4 r = read4(residual + u64(row) * width, i);

@@ -22,6 +22,11 @@ struct CombineTask {
   u32 width, top_k;
   f32 eps;
   u32 begin, end;  // columns
+
+  /// Whether this rank has the pair's expert, and with it the pair's row of d.
+  bool is_here(u64 pair) const {
+    return pairs[2 * pair + RoutesLayout::kSlot] != RoutesLayout::kNoSlot;
+  }
 };
 
 }  // namespace gpurt::host

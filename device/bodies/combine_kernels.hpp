@@ -10,10 +10,13 @@ GPURT_SIMD_FN void combine_columns(const CombineTask& task, u64 row, const f32* 
     const u32 n = task.end - i < kLanes ? task.end - i : kLanes;
     const Vf gain = task.gain ? load_upto(task.gain + i, n) : splat(1.0F);
     Vf total = splat(0.0F);
+    bool is_first = true;
     for (u32 t = 0; t < task.top_k; ++t) {
+      if (!task.is_here(row * task.top_k + t)) continue;
       Vf v = load_upto(d + u64{t} * task.width + i, n);
       if (task.gain) v = mul(v, gain);
-      total = t == 0 ? mul(v, splat(factors[0])) : fma(v, splat(factors[t]), total);
+      total = is_first ? mul(v, splat(factors[t])) : fma(v, splat(factors[t]), total);
+      is_first = false;
     }
     if (task.residual) total = add(total, load_upto(task.residual + at + i, n));
     if (n == kLanes) {
@@ -30,6 +33,7 @@ GPURT_SIMD_FN void combine_run(const CombineTask& task, const BodyContext& conte
   for (u32 row = 0; row < context.step->rows; ++row) {
     for (u32 t = 0; t < task.top_k; ++t) {
       const u64 pair = u64{row} * task.top_k + t;
+      if (!task.is_here(pair)) continue;
       factors[t] = std::bit_cast<f32>(task.pairs[2 * pair + RoutesLayout::kWeight]);
       if (!task.gain) continue;
       factors[t] *= norm_scale(task.d + pair * task.width, task.gain, task.width, task.eps);

@@ -15,7 +15,17 @@
 namespace gpurt {
 
 struct route {
-  enum Param : u32 { kExperts, kTopK, kKind, kFactor, kNormTopK, kForcedCount, kForcedSlots };
+  enum Param : u32 {
+    kExperts,
+    kTopK,
+    kKind,
+    kFactor,
+    kNormTopK,
+    kForcedCount,
+    kForcedSlots,
+    kFirst,  // of the experts that get slots, counted from it; others are other ranks'
+    kOwn,
+  };
   static constexpr u32 kSigmoid = 0;
   static constexpr f32 kSumFloor = 1e-15f;  // the model's own: a sum of sigmoids may be 0
   static constexpr u32 kRowsMax = 16;
@@ -27,7 +37,7 @@ struct route {
 
   struct Scratch {
     u32 keys[kKeyWords];     // of as many warps' rows as there is room for
-    u32 users[kExpertsMax];  // bit r: row r chose the expert
+    u32 users[kExpertsMax];  // bit r: row r chose the expert, counted from the first of our own
     u32 in_use[kExpertsMax / 32];
     u32 chosen[kRowsMax * kTopMax];  // of every pair
     f32 weight[kRowsMax * kTopMax];
@@ -38,20 +48,23 @@ struct route {
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
     const u32 experts = task.param[kExperts], rows = context.step->rows;
+    const u32 first = task.param[kFirst], own = task.param[kOwn];
     const u32 pairs = rows * task.param[kTopK], warp = context.thread / 32;
-    for (u32 e = context.thread; e < experts; e += context.team_threads) scratch.users[e] = 0;
+    for (u32 e = context.thread; e < own; e += context.team_threads) scratch.users[e] = 0;
     const u32 warps = min(context.team_threads / 32, kKeyWords / experts);
 #pragma unroll 1
     for (u32 row = warp; warp < warps && row < rows; row += warps)
       choose(task, context, scratch, row, scratch.keys + warp * experts);
     context.sync();
     if (stops(task, context, scratch, rows)) return;
-    for (u32 p = context.thread; p < pairs; p += context.team_threads)
-      atomicOr(&scratch.users[scratch.chosen[p]], 1u << p / task.param[kTopK]);
+    for (u32 p = context.thread; p < pairs; p += context.team_threads) {
+      const u32 e = scratch.chosen[p] - first;  // below the first: u32 wraps round
+      if (e < own) atomicOr(&scratch.users[e], 1u << p / task.param[kTopK]);
+    }
     context.sync();
-    for (u32 base = warp * 32; base < experts; base += context.team_threads) {
+    for (u32 base = warp * 32; base < own; base += context.team_threads) {
       const u32 e = base + context.thread % 32;
-      const u32 bits = __ballot_sync(~0u, e < experts && scratch.users[e] != 0);
+      const u32 bits = __ballot_sync(~0u, e < own && scratch.users[e] != 0);
       if (context.thread % 32 == 0) scratch.in_use[base / 32] = bits;
     }
     context.sync();
@@ -199,27 +212,30 @@ struct route {
   GPURT_FN static void group(const TaskRecord& task, const BodyContext& context,
                              const Scratch& scratch, u32 pairs) {
     using L = RoutesLayout;
-    const u32 experts = task.param[kExperts], top_k = task.param[kTopK];
-    const L layout{context.step->rows_capacity, experts, top_k};
+    const u32 own = task.param[kOwn], top_k = task.param[kTopK];
+    const L layout{context.step->rows_capacity, own, top_k};
     u32* routes = context.address<u32>(task, 2);
-    for (u32 e = context.thread; e < experts; e += context.team_threads) {
+    for (u32 e = context.thread; e < own; e += context.team_threads) {
       if (scratch.users[e] == 0) continue;
       u32* slot = routes + layout.slot(slot_of(scratch, e));
       slot[L::kExpert] = e;
       slot[L::kCount] = __popc(scratch.users[e]);
     }
     for (u32 p = context.thread; p < pairs; p += context.team_threads) {
-      const u32 e = scratch.chosen[p], row = p / top_k, index = slot_of(scratch, e);
-      const u32 before = __popc(scratch.users[e] & ((1u << row) - 1));
-      u32* user = routes + layout.slot(index) + L::kUsers + 2 * before;
-      user[0] = row;
-      user[1] = p;
+      const u32 e = scratch.chosen[p] - task.param[kFirst], row = p / top_k;
+      const u32 index = e < own ? slot_of(scratch, e) : L::kNoSlot;
+      if (e < own) {
+        const u32 before = __popc(scratch.users[e] & ((1u << row) - 1));
+        u32* user = routes + layout.slot(index) + L::kUsers + 2 * before;
+        user[0] = row;
+        user[1] = p;
+      }
       u32* pair = routes + layout.pair(p);
       pair[L::kSlot] = index;
       pair[L::kWeight] = __float_as_uint(scratch.weight[p]);
     }
     if (context.thread == 0) {
-      const u32 last = experts - 1;
+      const u32 last = own - 1;
       routes[L::kActive] = slot_of(scratch, last) + (scratch.users[last] != 0 ? 1 : 0);
       routes[L::kPairs] = pairs;
     }

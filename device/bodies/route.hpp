@@ -29,6 +29,7 @@ struct RouteTask {
   bool norm_topk;
   const u32* forced;  // [forced_count, top_k] experts in the choice's place; null: natural
   u32 forced_count, forced_slots;
+  u32 first, own;  // experts [first, first + own) get slots; others are other ranks'
   RoutesLayout layout;
 };
 
@@ -78,24 +79,29 @@ inline void weigh_experts(const RouteTask& task, const f32* p, const u32* chosen
 inline void group_by_expert(const RouteTask& task, u32 rows, const u32* chosen, const f32* weights,
                             u32* slot_of) {
   using L = RoutesLayout;
-  constexpr u32 unused = 0xffffffffU;
   const u32 pairs = rows * task.top_k;
-  for (u32 e = 0; e < task.experts; ++e) slot_of[e] = unused;
+  for (u32 e = 0; e < task.experts; ++e) slot_of[e] = L::kNoSlot;
   for (u32 pair = 0; pair < pairs; ++pair) slot_of[chosen[pair]] = 0;
   u32 active = 0;
   for (u32 e = 0; e < task.experts; ++e) {
-    if (slot_of[e] == unused) continue;
+    if (slot_of[e] == L::kNoSlot) continue;
+    if (e - task.first >= task.own) {  // also those below the first: u32 wraps round
+      slot_of[e] = L::kNoSlot;
+      continue;
+    }
     u32* const slot = task.routes + task.layout.slot(active);
-    slot[L::kExpert] = e;
+    slot[L::kExpert] = e - task.first;
     slot[L::kCount] = 0;
     slot_of[e] = active++;
   }
   for (u32 pair = 0; pair < pairs; ++pair) {
     const u32 index = slot_of[chosen[pair]];
-    u32* const slot = task.routes + task.layout.slot(index);
-    u32* const user = slot + L::kUsers + 2 * slot[L::kCount]++;
-    user[0] = pair / task.top_k;
-    user[1] = pair;
+    if (index != L::kNoSlot) {
+      u32* const slot = task.routes + task.layout.slot(index);
+      u32* const user = slot + L::kUsers + 2 * slot[L::kCount]++;
+      user[0] = pair / task.top_k;
+      user[1] = pair;
+    }
     u32* const words = task.routes + task.layout.pair(pair);
     words[L::kSlot] = index;
     words[L::kWeight] = std::bit_cast<u32>(weights[pair]);
@@ -117,7 +123,9 @@ inline RouteTask read_route(const TaskRecord& record, const BodyContext& context
   task.forced = arg<const u32>(record, 3);
   task.forced_count = record.param[5];
   task.forced_slots = record.param[6];
-  task.layout = {context.step->rows_capacity, task.experts, task.top_k};
+  task.first = record.param[7];
+  task.own = record.param[8];
+  task.layout = {context.step->rows_capacity, task.own, task.top_k};
   return task;
 }
 

@@ -7,7 +7,7 @@ namespace gpurt {
 
 struct RoutesLayout {
   u32 rows;     // that the step can carry: StepState::rows_capacity
-  u32 experts;  // E
+  u32 experts;  // E: those that may have a slot
   u32 top_k;    // T
 
   static constexpr u32 kActive = 0;  // word: slots in use
@@ -19,6 +19,7 @@ struct RoutesLayout {
   // Words of a pair: its slot, then its weight as float bits.
   static constexpr u32 kSlot = 0;
   static constexpr u32 kWeight = 1;
+  static constexpr u32 kNoSlot = 0xFFFFFFFFU;  // of a pair whose expert another rank has
 
   // Experts that one step can touch at most.
   GPURT_FN u32 slots() const {

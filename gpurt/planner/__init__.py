@@ -142,6 +142,7 @@ def _planned(
         payload_set_bytes=memory.payload_set_bytes(placed),
         rank=graph.rank,
         rank_count=graph.rank_count,
+        notes=tuple(graph.notes),
     )
 
 

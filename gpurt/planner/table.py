@@ -21,6 +21,7 @@ def plan_table(plan: Plan, bandwidth_bytes_per_s: float = 0.0) -> str:
     tokens = f", vocab {plan.vocab}" if plan.vocab else ""
     bounds = f"{plan.rows} rows, {plan.slots} slots, context {plan.context}{tokens}"
     parts = [f"{head}; {bounds}", f"profile: {plan.profile}" if plan.profile else ""]
+    parts += plan.notes
     variants = plan.step_variants()
     for number, v in enumerate(variants):
         if len(variants) > 1:

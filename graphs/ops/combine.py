@@ -5,6 +5,8 @@ a row's pairs in ascending order, first the first pair's product, the residual l
 
   R(v) = v * rsqrt(mean(v^2) + eps), over all M columns of one pair, BEFORE the sum; without a gain
   there is no norm: y = sum of weight * d
+
+A pair without a slot is another rank's: it adds nothing, and its row of d is not looked at.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
-from gpurt.graphs.ops.route import RoutesLayout
+from gpurt.graphs.ops.route import NO_SLOT, RoutesLayout
 from gpurt.graphs.ops.rows_cuda import row_blocks
 
 if TYPE_CHECKING:
@@ -108,7 +110,8 @@ def combine_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: St
         scaled = d * gain
         square = np.mean(scaled * scaled, axis=-1, keepdims=True)
         d = scaled / np.sqrt(square + np.float32(op.params["eps"]))
-    terms = (d * weights[:, None]).reshape(rows, top_k, -1)
+    here = routes[layout.pair(0) : layout.pair(pairs) : 2] != NO_SLOT
+    terms = np.where(here[:, None], d * weights[:, None], 0).reshape(rows, top_k, -1)
     total = terms[:, 0]
     for i in range(1, top_k):
         total = total + terms[:, i]

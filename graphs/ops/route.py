@@ -13,6 +13,9 @@ For benches a table may take the choice's place, after the scores are there: `fo
 ids ascending; a row takes entry (position * forced_slots + slot) % P. Its weights are of its own
 p, as if it had chosen so.
 
+Of experts that ranks share out, `own` gives this rank's: only they get slots, numbered from the
+first of them. Pairs are those of all experts; one of another rank has no slot (NO_SLOT).
+
 `routes` (u32 words; also what a dynamic operator's tasks and `combine` read):
 
   [0] A, slots in use        [1] pairs of the step, B * T
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
 
 SIGMOID, SOFTMAX = 0, 1  # `kind`
+NO_SLOT = 0xFFFFFFFF
 _SUM_FLOOR = np.float32(1e-15)
 _MOST_CUDA = {"rows": 16, "experts": 1024, "top_k": 32}
 _FORCED_PERIOD = 4093  # tokens; a prime, so that no batch falls into step with it
@@ -80,20 +84,26 @@ def route(
     factor: float = 1.0,
     norm_topk: bool = True,
     forced: Operand | None = None,
+    own: tuple[int, int] | None = None,
     name: str = "route",
 ) -> Operator:
     """Add the choice of experts.
 
-    logits: [rows, E] f32. bias: [E] f32, kind 0. routes: [RoutesLayout.words] u32, written.
+    logits: [rows, E] f32. bias: [E] f32, kind 0. routes: [RoutesLayout.words] u32, written; of a
+    layout for `own` experts: the first one's id and how many, all if None.
     forced: [any, top_k] u32, see `forced_table`.
-    Raises: GraphError if top_k exceeds the experts or routes has another size.
+    Raises: GraphError if top_k or `own` exceed the experts or routes has another size.
     """
     rows, experts = region_of(logits).shape
     where = f"{graph.name}.{name}"
     if not 1 <= top_k <= experts:
         msg = f"top_k is {top_k} of {experts} experts"
         raise GraphError(f"{msg} - at {where} - use 1 to {experts}")
-    words = RoutesLayout(rows, experts, top_k).words
+    first, count = own or (0, experts)
+    if not 0 <= first < first + count <= experts:
+        msg = f"own experts {first} to {first + count} of {experts}"
+        raise GraphError(f"{msg} - at {where} - give a range of them")
+    words = RoutesLayout(rows, count, top_k).words
     if region_of(routes).shape != (words,):
         msg = f"routes is {list(region_of(routes).shape)}, {rows} rows need [{words}]"
         raise GraphError(f"{msg} - at {where} - size it by RoutesLayout")
@@ -108,6 +118,8 @@ def route(
         norm_topk=int(norm_topk),
         forced_count=0 if forced is None else region_of(forced).shape[0],
         forced_slots=graph.slots,
+        first=first,
+        own=count,
     )
 
 
@@ -141,7 +153,8 @@ def tile_route(op: Operator, target: Target) -> list[Tile]:
 def route_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
     """The contract above."""
     logits_RE = required(op, arrays, "logits")
-    layout = RoutesLayout(logits_RE.shape[0], logits_RE.shape[1], int(op.params["top_k"]))
+    first, own = int(op.params["first"]), int(op.params["own"])
+    layout = RoutesLayout(logits_RE.shape[0], own, int(op.params["top_k"]))
     rows, top_k = len(step.token), layout.top_k
     scores_BE, p_BE = _scores(op, arrays, logits_RE[:rows].astype(np.float32))
     chosen_BT = np.sort(np.argsort(-scores_BE, axis=-1, kind="stable")[:, :top_k], axis=-1)
@@ -156,12 +169,14 @@ def route_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: Step
         weights_BT = weights_BT / weights_BT.sum(axis=-1, keepdims=True)
     weights_BT = (weights_BT * np.float32(op.params["factor"])).astype(np.float32)
     routes = required(op, arrays, "routes")
-    active = sorted({int(expert) for expert in chosen_BT.reshape(-1)})
+    chosen = {int(expert) for expert in chosen_BT.reshape(-1)}
+    active = sorted(expert for expert in chosen if first <= expert < first + own)
+    routes[layout.pair(0) : layout.pair(rows * top_k) : 2] = NO_SLOT
     routes[0], routes[1] = len(active), rows * top_k
     for slot, expert in enumerate(active):
         at = layout.slot(slot)
         users = np.argwhere(chosen_BT == expert)
-        routes[at], routes[at + 1] = expert, len(users)
+        routes[at], routes[at + 1] = expert - first, len(users)
         for number, (row, rank) in enumerate(users):
             pair = int(row) * top_k + int(rank)
             routes[at + 2 + 2 * number : at + 4 + 2 * number] = row, pair
@@ -201,7 +216,17 @@ ROUTE = Body(
         Arg("routes", "w"),
         Arg("forced", "r", optional=True),
     ),
-    params=("experts", "top_k", "kind", "factor", "norm_topk", "forced_count", "forced_slots"),
+    params=(
+        "experts",
+        "top_k",
+        "kind",
+        "factor",
+        "norm_topk",
+        "forced_count",
+        "forced_slots",
+        "first",
+        "own",
+    ),
     tile=tile_route,
     reference=route_reference,
 )

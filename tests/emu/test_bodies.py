@@ -43,6 +43,11 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ),
     ("test_collectives", "test_a_gated_residual_puts_its_branch_together", (0, 48)),
     ("test_collectives", "test_a_gated_residual_puts_its_branch_together", (1, 48)),
+    ("test_combine", "test_pairs_of_other_ranks_are_left_out", (True,)),
+    *(
+        ("test_route", "test_only_own_experts_get_slots", (own, 16))
+        for own in ((0, 13), (13, 57), (69, 1))
+    ),
     ("test_route", "test_softmax_equals_its_reference", ((13, 1), True)),
     ("test_route", "test_equal_scores_go_to_the_lower_ids", (16,)),
     ("test_route", "test_all_rows_may_choose_one_expert_and_every_row_others", ()),

@@ -7,7 +7,7 @@ import pytest
 
 from gpurt.graph import Graph, Operator
 from gpurt.graphs.ops.combine import combine
-from gpurt.graphs.ops.route import RoutesLayout
+from gpurt.graphs.ops.route import NO_SLOT, RoutesLayout
 from tests.gpu.one_op import TEAMS, Arrays, reference, rows_step, run_op, runner
 from tests.gpu.one_task import first_difference
 from tests.helpers.routes import choices, routes_of
@@ -44,6 +44,19 @@ def inputs(op: Operator, rows: int, seed: int = 0) -> Arrays:
     arrays["d"][rows * top_k :] = np.nan
     arrays["y"][...] = np.nan
     return arrays
+
+
+@pytest.mark.parametrize("gain", [False, True])
+def test_pairs_of_other_ranks_are_left_out(gain: bool) -> None:
+    op = operator(144, 3, 13, gain, residual=False)
+    arrays, layout = inputs(op, 5), RoutesLayout(PLAN_ROWS, 13, 3)
+    for pair in (0, 2, 3, 4, 5, 10):  # the first, the last, all of a row, one in the middle
+        arrays["routes"][layout.pair(pair)] = NO_SLOT
+        arrays["d"][pair] = np.nan
+    got = run_op(op, arrays, rows_step(5), runner("combine"))["y"]
+    want = reference(op, arrays, rows_step(5))["y"]
+    assert (difference := first_difference(got[:5], want[:5], TOLERANCE)) is None, difference
+    assert not got[1].any()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -25,10 +25,11 @@ def operator(
     graph = Graph(rows=PLAN_ROWS, slots=4)
     if more.get("forced") is not None:
         more["forced"] = graph.weight("forced", more["forced"].shape, "u32", more["forced"])
+    _, own = more.get("own", (0, experts))
     return route(
         graph,
         graph.activation("logits", [PLAN_ROWS, experts], "f32"),
-        graph.activation("routes", [RoutesLayout(PLAN_ROWS, experts, top_k).words], "u32"),
+        graph.activation("routes", [RoutesLayout(PLAN_ROWS, own, top_k).words], "u32"),
         top_k=top_k,
         kind=kind,
         bias=graph.weight("bias", [experts], "f32", lambda: None) if bias else None,
@@ -54,7 +55,7 @@ def check(op: Operator, arrays: Arrays, step: Step, team: int = 16) -> np.ndarra
     one = runner("route", team)
     got, want = run_op(op, arrays, step, one)["routes"], reference(op, arrays, step)["routes"]
     assert one.fault["kind"] == 0
-    layout = RoutesLayout(PLAN_ROWS, int(op.params["experts"]), int(op.params["top_k"]))
+    layout = RoutesLayout(PLAN_ROWS, int(op.params["own"]), int(op.params["top_k"]))
     pairs = len(step.slots) * layout.top_k
     is_weight = np.zeros(len(got), np.bool_)
     is_weight[layout.pair(0) + 1 : layout.pair(pairs) : 2] = True
@@ -79,6 +80,13 @@ def test_sigmoid_with_bias_equals_its_reference(
 def test_softmax_equals_its_reference(shape: tuple[int, int], norm_topk: bool) -> None:
     op = operator(*shape, SOFTMAX, bias=False, norm_topk=norm_topk)
     check(op, inputs(op, 16), rows_step(16))
+
+
+@pytest.mark.parametrize("own", [(0, 13), (13, 57), (69, 1)])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_only_own_experts_get_slots(own: tuple[int, int], rows: int) -> None:
+    op = operator(70, 8, own=own)
+    check(op, inputs(op, rows), rows_step(rows))
 
 
 @pytest.mark.parametrize("team", TEAMS)

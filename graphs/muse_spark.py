@@ -16,7 +16,8 @@ A layer may have a dense MLP in the experts' place. Source: transformers' models
 With tp_size > 1 a graph is one rank's share: its heads (of K/V at least one, which neighbours may
 both have), its part of every expert's inner width, or whole experts (expert_split.py), its part of
 a dense MLP's inner width, of the rows of Wpre, Wpost and the head. b and d, or y, are then summed
-over ranks, z, the widened y and the logits gathered; embedding and router are whole on every rank.
+over ranks, z, the widened y and the logits gathered, also a wide router's; the embedding and a
+small router are whole on every rank.
 Legend: B rows, H heads, K kv heads, D head dimension, E experts, M width of an expert's input.
 """
 
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 # Positions of a cache page, and of a chunk of attention's sums. Fixed, so that a token's bits
 # depend on no bound of the plan.
 PAGE = 64
+_ROUTER_BYTES = 6 << 20  # saved by sharing a router: memory moves it in about the gather's time
 _GATE_FLOOR = 1e-3  # a constant of the model's code, of no config
 
 
@@ -318,12 +320,16 @@ class _Builder:
 
     # ---- operators -----------------------------------------------------------------------
     def router(self, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
+        """The logits of all experts, on every rank; of a wide router each rank computes a part."""
         graph, config = self.graph, self.config
-        logits = self.activation(f"{at}.router.logits", config.experts)
+        ranks = self.ranks if self.shares_router() else 1
+        logits = self.activation(f"{at}.router.logits", config.experts // ranks)
         matvec(
             graph,
             t,
-            self.matrix(f"{at}.router.w", f"{source}.gate", dtype=f32),
+            self.matrix(
+                f"{at}.router.w", f"{source}.gate", dtype=f32, cut=0 if ranks > 1 else None
+            ),
             logits,
             norm=norm,
             eps=config.eps,
@@ -331,7 +337,13 @@ class _Builder:
             exact=True,
             name="router",
         )
-        return logits
+        return all_gather(graph, logits, ranks)
+
+    def shares_router(self) -> bool:
+        """Whether it pays: a row's logit is the same sum on any rank, so bits are."""
+        config, ranks = self.config, self.ranks
+        saved_bytes = 4 * config.experts * config.hidden * (ranks - 1) // ranks
+        return config.experts % ranks == 0 and saved_bytes >= _ROUTER_BYTES
 
     def routes(self, at: str, source: str, logits: Buffer) -> Buffer:
         graph, config = self.graph, self.config

@@ -9,6 +9,7 @@ import pytest
 
 from gpurt.body import Target
 from gpurt.errors import GraphError
+from gpurt.graphs import muse_spark
 from gpurt.graphs.expert_split import busiest_live, choose, moved
 from gpurt.graphs.muse_spark import build
 from gpurt.graphs.muse_spark_config import PREFIX
@@ -88,6 +89,20 @@ def test_all_rows_may_choose_one_ranks_experts(favoured, policy, model):
     seen, _, live = run(model, 2, favoured, policy=policy)
     assert seen == wanted
     assert live == ([TOP_K, 0] if favoured[0] == 0 else [0, TOP_K])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_router_shared_by_ranks_changes_no_bit(ranks, model, monkeypatch):
+    whole = run(model, ranks)
+    monkeypatch.setattr(muse_spark, "_ROUTER_BYTES", 0)
+    options = {"tp_size": ranks, "expert_split": "expert", **BOUNDS}
+    shared = build(model.config, model.weights, **options)
+    router = next(b for b in shared.buffers if b.name == "layers[1].router.w")
+    assert router.shape[0] == EXPERTS // ranks
+    seen = run(model, ranks)
+    assert seen[0] == whole[0]
+    assert seen[2] == whole[2]
+    assert np.array_equal(seen[1].view(np.uint32), whole[1].view(np.uint32))
 
 
 def test_the_plan_says_what_each_split_moves(model, tmp_path):

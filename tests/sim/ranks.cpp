@@ -1,9 +1,11 @@
 // Several ranks in the simulation: each has a Program of its own, run by the product's worker.hpp.
 //
 // Every rank's collectives are drawn alike: tiles that publish a word to all ranks, and tiles that
-// read all ranks' words. Checked: each word is of this round, no store overtakes a read, all ranks
-// see the same rows, every request ends with its tokens, whoever aborts takes all along. Ranks are
-// launched at random moments. `--plant NAME` puts one bug in, which must then be found.
+// read all ranks' words; or, in two shots, tiles that scatter a word to each rank, tiles that read
+// the own ones and publish a word of the second shot, and tiles that read these. Checked: each word
+// is of this round, no store overtakes a read, all ranks see the same rows, every request ends with
+// its tokens, whoever aborts takes all along. Ranks are launched at random moments. `--plant NAME`
+// puts one bug in, which must then be found.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -24,7 +26,7 @@ constexpr u32 kVocab = 97;
 constexpr u64 kArenaBytes = u64{2} << 20;
 constexpr u32 kLaunches = 3;
 
-enum class Kind : u32 { kPublish, kCollect, kRearm, kSample, kAdvance };
+enum class Kind : u32 { kPublish, kReduce, kCollect, kRearm, kSample, kAdvance };
 
 struct Task {
   Kind kind;
@@ -36,6 +38,7 @@ struct Task {
 struct Shape {
   u32 ranks, workers, collectives, tiles;
   bool claims;
+  bool two_shots;  // all collectives: scatter in publish's place, then reduce
   std::vector<Task> tasks;
 };
 
@@ -91,6 +94,7 @@ class World {
     if (rank == failing_rank_ && round == failing_round_ && record.task_index == 0)
       return kFaultNonFinite;
     if (task.kind == Kind::kPublish) publish(rank, task, round);
+    if (task.kind == Kind::kReduce) reduce(rank, task, round);
     if (task.kind == Kind::kCollect) collect(rank, task, round);
     if (task.kind == Kind::kRearm) rearm(rank, round);
     if (task.kind == Kind::kSample) sample(rank);
@@ -123,9 +127,15 @@ class World {
     shape_.collectives = plants("one_set") ? 1 : random_.between(1, 2);
     shape_.tiles = random_.between(1, 2);
     shape_.claims = random_.chance(50);
-    if (plants("unordered_rearm")) shape_.tasks.push_back({Kind::kRearm, 0, 0});
+    shape_.two_shots = random_.chance(50);
+    if (plants("one_set")) shape_.two_shots = false;  // two shots would need no more
+    if (plants("own_rank_alone") || plants("rearm_of_shares") || plants("rearm_of_sums"))
+      shape_.two_shots = true;
+    if (rearms()) shape_.tasks.push_back({Kind::kRearm, 0, 0});
     for (u32 c = 0; c < shape_.collectives; ++c) {
       for (u32 t = 0; t < shape_.tiles; ++t) shape_.tasks.push_back({Kind::kPublish, c, t});
+      for (u32 t = 0; t < shape_.tiles && shape_.two_shots; ++t)
+        shape_.tasks.push_back({Kind::kReduce, c, t});
       for (u32 t = 0; t < shape_.tiles; ++t) shape_.tasks.push_back({Kind::kCollect, c, t});
     }
     shape_.tasks.push_back({Kind::kSample, 0, 0});
@@ -136,9 +146,13 @@ class World {
     }
   }
 
-  // Counter c is of the collects of collective c, the last one of sample and re-arm. Rank counter c
-  // is of its publishes.
+  // Counter c is of the collects of collective c, then one of sample and re-arm; the last one is
+  // for a planted bug. Rank counter 2 c is of its publishes, the next one of its reduces.
   u32 last_counter() const { return shape_.collectives; }
+  u32 rank_counters() const { return 2 * shape_.collectives; }
+  bool rearms() const {
+    return plants("unordered_rearm") || plants("rearm_of_shares") || plants("rearm_of_sums");
+  }
 
   void fill_record(TaskRecord& record, u32 index) const {
     const Task& task = shape_.tasks[index];
@@ -150,9 +164,17 @@ class World {
     const u32 c = task.collective;
     if (task.kind == Kind::kPublish) {
       if (c > 0) wait(c - 1, shape_.tiles);
-      signal(kRankCounter | c);
+      signal(kRankCounter | 2 * c);
+      if (plants("own_rank_alone")) signal(last_counter() + 1);
+    } else if (task.kind == Kind::kReduce) {
+      if (plants("own_rank_alone")) {
+        wait(last_counter() + 1, shape_.tiles * shape_.collectives);
+      } else {
+        wait(kRankCounter | 2 * c, shape_.tiles);
+      }
+      signal(kRankCounter | (2 * c + 1));
     } else if (task.kind == Kind::kCollect) {
-      wait(kRankCounter | c, shape_.tiles);
+      wait(kRankCounter | (2 * c + (shape_.two_shots ? 1 : 0)), shape_.tiles);
       signal(c);
     } else if (task.kind == Kind::kSample) {
       wait(last_counter() - 1, shape_.tiles);
@@ -161,7 +183,7 @@ class World {
       signal(last_counter());
     } else {
       record.flags = kTaskAdvance;
-      wait(last_counter(), plants("unordered_rearm") ? 2 : 1);
+      wait(last_counter(), rearms() ? 2 : 1);
     }
   }
 
@@ -178,9 +200,9 @@ class World {
     p->linger_ns = 4000;
     p->task_count = static_cast<u32>(shape_.tasks.size());
     p->segment_count = 1;
-    p->counter_count = last_counter() + 1;
+    p->counter_count = last_counter() + 2;
     p->rank_count = shape_.ranks;
-    p->rank_counter_count = shape_.collectives;
+    p->rank_counter_count = rank_counters();
     p->variant_count = 1;
     p->variants[0] = {p->rows_capacity, 0, 1, 0, 0, {}};
     TaskRecord* records = array<TaskRecord>("records", p->task_count);
@@ -207,7 +229,7 @@ class World {
     p->prompt_tokens = place<u32>("prompt_tokens", p->queue_capacity * p->context_capacity);
     p->output_tokens = place<u32>("output_tokens", p->queue_capacity * p->context_capacity);
     p->rank_counters = sizeof(RankControl) + 2 * order_bytes(*p);
-    data_begin_ = p->rank_counters + u64{shape_.collectives} * shape_.ranks * kCounterStride;
+    data_begin_ = p->rank_counters + u64{rank_counters()} * shape_.ranks * kCounterStride;
     p->symmetric = place<u8>("symmetric", data_begin_ + 2 * set_words() * sizeof(u64));
     return p;
   }
@@ -246,40 +268,58 @@ class World {
   }
 
   // ---- bodies ----------------------------------------------------------------------------------
-  u64 set_words() const { return u64{shape_.collectives} * shape_.tiles * shape_.ranks; }
+  // A set has the words of first shots, then those of second ones.
+  u64 shot_words() const { return u64{shape_.collectives} * shape_.tiles * shape_.ranks; }
+  u64 set_words() const { return 2 * shot_words(); }
 
-  u64* word_at(u32 rank, const Task& task, u32 source, u64 round) const {
+  u64* word_at(u32 rank, const Task& task, u32 source, u64 round, u32 shot = 0) const {
     const u64 set = plants("one_set") ? 0 : round & 1;
     const u64 tile = u64{task.collective} * shape_.tiles + task.tile;
     return at<u64>(programs_[rank]->symmetric + data_begin_) + set * set_words() +
-           tile * shape_.ranks + source;
+           shot * shot_words() + tile * shape_.ranks + source;
   }
 
-  u64 value_of(const Task& task, u32 source, u64 round) const {
+  // target: whose share it is; without shares the first one's.
+  u64 value_of(const Task& task, u32 source, u64 round, u32 shot, u32 target) const {
     const u32 tile = (task.collective * shape_.tiles + task.tile) * shape_.ranks + source;
-    return data_word(launch_, tile, round);
+    return data_word(launch_, (tile * 2 + shot) * shape_.ranks + target, round);
   }
+  u32 target_of(u32 rank) const { return shape_.two_shots ? rank : 0; }
 
   void publish(u32 rank, const Task& task, u64 round) {
     if (plants("skipped_round") && rank == 1 && round == 2) return;
     for (u32 peer = 0; peer < shape_.ranks; ++peer)
-      data_store(word_at(peer, task, rank, round), value_of(task, rank, round));
+      data_store(word_at(peer, task, rank, round), value_of(task, rank, round, 0, target_of(peer)));
+  }
+
+  // Its own share of all ranks, then a word to all.
+  void reduce(u32 rank, const Task& task, u64 round) {
+    for (u32 source = 0; source < shape_.ranks; ++source)
+      check_word(rank, task, source, round, 0, target_of(rank));
+    for (u32 peer = 0; peer < shape_.ranks; ++peer)
+      data_store(word_at(peer, task, rank, round, 1), value_of(task, rank, round, 1, 0));
   }
 
   void collect(u32 rank, const Task& task, u64 round) {
     for (u32 source = 0; source < shape_.ranks; ++source) {
-      for (u32 tile = 0; tile < shape_.tiles; ++tile) {
-        const Task from = {Kind::kPublish, task.collective, tile};
-        if (data_load(word_at(rank, from, source, round)) != value_of(from, source, round))
-          machine_->fail("rank " + std::to_string(rank) + " read stale data of rank " +
-                         std::to_string(source));
-      }
+      for (u32 tile = 0; tile < shape_.tiles; ++tile)
+        check_word(rank, {Kind::kPublish, task.collective, tile}, source, round,
+                   shape_.two_shots ? 1 : 0, 0);
     }
+  }
+
+  void check_word(u32 rank, const Task& from, u32 source, u64 round, u32 shot, u32 target) {
+    if (data_load(word_at(rank, from, source, round, shot)) !=
+        value_of(from, source, round, shot, target))
+      machine_->fail("rank " + std::to_string(rank) + " read stale data of rank " +
+                     std::to_string(source));
   }
 
   // As a sentinel's fill would be: of the set that the next round writes.
   void rearm(u32 rank, u64 round) {
-    for (u32 i = 0; i < set_words(); ++i)
+    const u64 begin = plants("rearm_of_sums") ? shot_words() : 0;
+    const u64 end = plants("rearm_of_shares") ? shot_words() : set_words();
+    for (u64 i = begin; i < end; ++i)
       data_store(word_at(rank, {Kind::kPublish, 0, 0}, 0, round + 1) + i, 0);
   }
 

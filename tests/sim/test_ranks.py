@@ -10,6 +10,8 @@ import pytest
 PLANTED = {
     "one_set": (60, r"overtakes an earlier read|stale data"),  # a slow rank still reads the slot
     "unordered_rearm": (60, r"overtakes|stale data"),  # a fill meets the next round's data
+    "rearm_of_shares": (60, r"overtakes|stale data"),  # the same, of two shots' first
+    "own_rank_alone": (60, r"stale data|races with|overtakes"),  # a reduce that asks its own rank
     "skipped_round": (20, r"stale data of rank 1"),
     "weak_counters": (20, r"stale data|overtakes"),
     "weak_in": (60, r"races with"),  # signals before a late rank's reset
@@ -24,6 +26,14 @@ def simulate(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def test_ranks_agree_and_end_together(ranks_program: Path) -> None:
     done = simulate(ranks_program, "1", "300")
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_rearm_of_second_shots_is_ordered_by_the_first(ranks_program: Path) -> None:
+    """Whoever writes a sum has a share of every rank's, so all of them ended the round before. The
+    checker allows no re-arm of symmetric memory all the same.
+    """
+    done = simulate(ranks_program, "1", "150", "rearm_of_sums")
     assert done.returncode == 0, done.stdout
 
 

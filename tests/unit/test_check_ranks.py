@@ -11,6 +11,9 @@ from gpurt.body import Arg, Body, Target
 from gpurt.errors import GraphError, PlanError
 from gpurt.graph import Graph
 from gpurt.graphs.collectives import all_gather, all_reduce
+from gpurt.graphs.ops.collect import SIDE_BY_SIDE, collect
+from gpurt.graphs.ops.publish import publish
+from gpurt.graphs.ops.reduce import reduce
 from gpurt.plan import Plan
 from gpurt.planner import plan
 from gpurt.planner.check_ranks import check_group
@@ -37,6 +40,20 @@ def reduced(rank=0, count=2, gathers=False, rearms=False):
         slots = next(b for b in graph.buffers if b.name == "part.slots")
         graph.op(FILL, {"slots": slots})
     (all_gather if gathers else all_reduce)(graph, total, count)
+    return graph
+
+
+def in_two_shots(rank=0, rearmed=""):
+    """A sum in two shots. rearmed: which of its slots are filled at the end, shares or sums."""
+    graph, part = start(rank, 4)
+    slots = graph.symmetric("slots", 4, part)
+    shares, sums = slots[:, :, :2], slots[:, :, 2:4]
+    publish(graph, part, shares, scatter=True)
+    reduce(graph, shares, sums)
+    total = graph.row_activation("total", 8, "f32")
+    collect(graph, sums, total, kind=SIDE_BY_SIDE)
+    if rearmed:
+        graph.op(FILL, {"slots": shares if rearmed == "shares" else sums})
     return graph
 
 
@@ -75,6 +92,28 @@ def test_a_read_that_waits_for_its_own_rank_alone_is_caught():
 def test_an_unordered_rearm_of_symmetric_memory_is_caught():
     with pytest.raises(PlanError, match=r"fill\) writes symmetric part\.slots.* used it in this"):
         plan(reduced(rearms=True), TARGET)
+
+
+@pytest.mark.parametrize(("which", "body"), [(0, "reduce"), (1, "collect")])
+def test_each_of_two_shots_waits_for_all_ranks(which, body):
+    made = plan(in_two_shots(), TARGET)
+    crossing = [i for i, counter in enumerate(made.counters) if counter.ranks]
+    assert len(crossing) == 2
+    counters = list(made.counters)
+    counters[crossing[which]] = replace(counters[crossing[which]], ranks=False)
+    own = replace(made, counters=tuple(counters))
+    with pytest.raises(PlanError, match=rf"{body}\) reads slots.* of other ranks: a wait"):
+        own.check()
+
+
+@pytest.mark.parametrize("which", ["shares", "sums"])
+def test_an_unordered_rearm_of_two_shots_is_caught(which):
+    with pytest.raises(PlanError, match=r"fill\) writes symmetric slots.* used it in this"):
+        plan(in_two_shots(rearmed=which), TARGET)
+
+
+def test_two_shots_are_the_same_on_all_ranks():
+    check_group([plan(in_two_shots(rank), TARGET) for rank in range(4)])
 
 
 def test_one_set_alone_is_caught():

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import time
+
 import numpy as np
 import pytest
 
@@ -103,6 +107,42 @@ def test_both_forms_have_the_same_bits_on_every_rank(count, ending, x, monkeypat
     assert "reduce" in bodies(plan(sum_graph(0, count, ending), Target("host", 1)))
     for y in (*one, *run(count, ending, x)):
         assert np.array_equal(y.view(np.uint32), one[0].view(np.uint32))
+
+
+@pytest.mark.parametrize("first_form_bytes", [1 << 20, -1], ids=["one-shot", "two-shots"])
+def test_no_round_is_lost_under_random_delays(first_form_bytes, monkeypatch):
+    """Every round has another sum, which every rank checks. GPURT_ROUNDS=1000000 for a long run."""
+    monkeypatch.setattr(forms, "FIRST_FORM_BYTES", first_form_bytes)
+    rounds, count, wrong = int(os.environ.get("GPURT_ROUNDS", "2000")), 4, []
+
+    def rank_graph(rank):
+        graph = Graph("rounds", rows=1, rank=rank, rank_count=count)
+        x = graph.input("x", [1, 1], "f32")  # a graph of steps needs one to be asked with
+        part = graph.row_activation("part", 64, "f32")
+        made, seen = itertools.count(1), itertools.count(1)
+        rng = np.random.default_rng(rank)
+
+        def fill(_, to):
+            if rng.random() < 0.3:
+                time.sleep(rng.random() * 2e-4)
+            to[:] = next(made) * (rank + 1) + np.arange(64)
+
+        def check(total):
+            number = next(seen)
+            if not np.array_equal(total[0], number * 10 + count * np.arange(64)):
+                wrong.append((rank, number))
+            if rng.random() < 0.3:
+                time.sleep(rng.random() * 2e-4)
+
+        graph.task(gpurt.body("fill", fill), [x], [part])
+        total = all_reduce(graph, part, count)
+        graph.task(gpurt.body("check", check), [total], [])
+        return graph
+
+    graph = group([rank_graph(rank) for rank in range(count)])
+    with Runtime(["host"] * count, workers=2, wait_timeout_ms=30000) as runtime:
+        runtime.submit(graph, inputs={"x": np.zeros((1, 1), np.float32)}, steps=rounds).result()
+    assert not wrong
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -35,6 +35,10 @@ static_assert((kSlotCount & (kSlotCount - 1)) == 0, "slots are found by masking"
 // kSlotSkip: its wait was given up; the body must not run.
 enum SlotKind : u32 { kSlotTask = 0, kSlotSkip = 1, kSlotLeave = 2 };
 
+// Of a task from a `ready` queue, which the loader acquired, and of experts' tasks, for which the
+// loader looks; the others' edges are the team's to wait for. kNeverMet: its wait was given up.
+enum SlotEdges : u32 { kNotMet = 0, kMet = 1, kNeverMet = 2 };
+
 struct alignas(16) Slot {
   TaskRecord record;
   u64 step;
@@ -44,7 +48,7 @@ struct alignas(16) Slot {
   u32 end;     // the same: after its last store
   u32 stall;   // cycles spent waiting for the weight stream
   u32 kind;    // SlotKind
-  u32 is_met;  // 1: its edges are met: taken from a `ready` queue, or the loader looked
+  u32 is_met;  // SlotEdges
   u32 reserved;
   // kTaskExpertStream: the words at kAddrExpertId, as the loader found them: expert id, its number
   // of users, row and pair of the first two. [1] comes last; kNotChosen until then, 0: not live.

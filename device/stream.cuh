@@ -53,13 +53,15 @@ GPURT_FN void release_stage(const StageCursor& cursor) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared().stage_empty[cursor.stage]));
 }
 
-// One thread, for a task with kTaskExpertStream: until the loader has found its expert. False: the
-// wait was given up.
-GPURT_FN bool wait_chosen(const Slot& slot) {
-  for (u32 polls = 0; ld_shared_acquire_u32(shared_address(&slot.chosen[1])) == kNotChosen;) {
-    if (must_end(polls)) return false;
+// A task with kTaskExpertStream: until the loader has found its expert and seen its edges met; by
+// any lanes, each acquires it. False, for all warps alike: it never will.
+GPURT_FN bool wait_met(const Slot& slot) {
+  for (;;) {
+    const u32 edges = ld_shared_acquire_u32(shared_address(&slot.is_met));
+    if (edges == kNeverMet) return false;
+    if (edges == kMet && ld_shared_acquire_u32(shared_address(&slot.chosen[1])) != kNotChosen)
+      return true;
   }
-  return true;
 }
 
 // No time-out: an idle kernel waits here, and the loader ends the wait by a kSlotLeave.

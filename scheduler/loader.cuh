@@ -10,7 +10,8 @@
 // the memory a microsecond. Nothing in here blocks but the ends of rings: a queue that is still
 // empty never holds up the stream of a task already taken.
 // Weights depend on nothing, so they are fetched before any edge is met. Edges are the team's, but
-// for a look at those of experts' tasks, which are met long before nearly always.
+// for those of experts' tasks: they are met long before nearly always, so each warp goes from one
+// task to the next by a word of shared memory, without a barrier.
 // A `ready` slot that nobody fills is waited for here alone, so here it times out.
 #pragma once
 #include "bodies/context.cuh"
@@ -33,7 +34,7 @@ struct Loader {
   u32 freed;     // slots given back by the storer
   u32 streamed;  // slots whose weights are all under way
   u32 chosen;    // slots whose expert is known, if they have one
-  u32 looked;    // slots whose edges are known to be met, or are the team's own business
+  u32 looked;    // slots whose edges are known to be met, or are the team's business
   u32 left;      // bytes of slot `streamed` still to copy
   bool is_open;  // slot `streamed`'s record was read
   bool is_void;  // its table has no rows: a stage without bytes is due
@@ -69,7 +70,7 @@ struct Loader {
     slot.step = step;
     slot.round = source.round;
     slot.kind = kSlotTask;
-    slot.is_met = source.policy == kPolicyReady ? 1 : 0;
+    slot.is_met = source.policy == kPolicyReady ? kMet : kNotMet;
     slot.chosen[1] = kNotChosen;
     const u64 record = gpurt_program.records + u64{task} * sizeof(TaskRecord);
 #pragma unroll
@@ -154,10 +155,9 @@ struct Loader {
     return true;
   }
 
-  // While the ring is full: the experts of further tasks, and whether the edges of the next ones
-  // are met. So the team goes from one to the next without a trip to L2. True: one step was made.
+  // While there is nothing to stream: the experts of further tasks, and whether the edges of the
+  // next ones are met. True: one step was made.
   __device__ bool look_ahead() {
-    if (!is_open && streamed != fetched) return false;
     const u32 known = is_open ? streamed + 1 : streamed;
     if (chosen < known) chosen = known;
     if (chosen != fetched &&
@@ -167,12 +167,12 @@ struct Loader {
       ++chosen;
       return true;
     }
-    if (looked <= freed) looked = freed + 1;  // the team looks itself for the one in its hands
+    if (looked < freed) looked = freed;
     if (looked >= chosen) return false;
     Slot& slot = slot_of(looked);
-    if (is_expert(looked) && slot.is_met == 0) {
+    if (is_expert(looked) && slot.is_met == kNotMet) {
       if (!are_edges_met(slot)) return false;
-      st_shared_release_u32(shared_address(&slot.is_met), 1);
+      st_shared_release_u32(shared_address(&slot.is_met), kMet);
     }
     ++looked;
     return true;
@@ -181,12 +181,31 @@ struct Loader {
   __device__ static bool are_edges_met(const Slot& slot) {
     for (u32 i = 0; i < slot.record.wait_count; ++i) {
       const Wait& wait = slot.record.wait[i];
-      if (is_rank_counter(wait.counter) ||
-          !counter_is_met(counter_address(gpurt_program, wait.counter),
-                          counter_target(wait, slot.round)))
-        return false;
+      const u64 target = counter_target(wait, slot.round);
+      const bool is_met =
+          is_rank_counter(wait.counter)
+              ? seen_of(gpurt_program, wait.counter, target).value >= target
+              : counter_is_met(counter_address(gpurt_program, wait.counter), target);
+      if (!is_met) return false;
     }
     return true;
+  }
+
+  // No warp may wait any longer for the edges of an experts' task, and all must take the same way.
+  __device__ void give_up_edges() const {
+    for (u32 turn = freed; turn != fetched; ++turn) {
+      wait_record(turn);
+      Slot& slot = slot_of(turn);
+      if (is_expert(turn) && (slot.is_met == kNotMet || slot.chosen[1] == kNotChosen))
+        st_shared_release_u32(shared_address(&slot.is_met), kNeverMet);
+    }
+  }
+
+  // The record's copy ends, whatever happens.
+  __device__ static void wait_record(u32 turn) {
+    const u32 full = shared_address(&shared().slot_full[turn % kSlotCount]);
+    while (!mbarrier_try_wait(full, slot_parity(turn))) {
+    }
   }
 
   // Tasks of one decider follow one another: it is asked once a step, a trip to L2 less for each.
@@ -243,6 +262,7 @@ struct Loader {
   // may end.
   __device__ void leave() {
     set_leaving();
+    give_up_edges();
     const u32 empty = shared_address(&shared().slot_empty[fetched % kSlotCount]);
     while (!mbarrier_try_wait(empty, slot_parity(fetched) ^ 1)) {
     }

@@ -49,46 +49,44 @@ GPURT_FN bool pass_gate(u64 step) {
 
 // By the first warp of the team: the gate, then all edges at once, a lane each, so that their round
 // trips overlap. What a `ready` queue gave is met: the loader acquired its push, and the slot's
-// barrier passes that on; so does the word that the loader sets for experts' tasks.
-template <bool RANKS>
-GPURT_FN void pass_edges(Slot& slot, bool new_step) {
+// barrier passes that on; for experts' tasks the loader looks.
+GPURT_FN void pass_edges(Slot& slot, bool new_step, bool streams) {
   const u32 lane = threadIdx.x;
   bool passed = true;
   if (new_step) {
     if (lane == 0) passed = pass_gate(slot.step);
     passed = __shfl_sync(~0u, passed ? 1u : 0u, 0) != 0;
   }
-  if (passed && lane == 0 && (slot.record.flags & kTaskExpertStream) != 0)
-    passed = wait_chosen(slot);
-  if (passed && lane < slot.record.wait_count &&
-      ld_shared_acquire_u32(shared_address(&slot.is_met)) == 0)
-    passed = wait_counter<RANKS>(slot.record.wait[lane], slot.round);
+  if (passed && streams) {
+    passed = wait_met(slot);
+  } else if (passed && slot.is_met == kNotMet && lane < slot.record.wait_count) {
+    passed = wait_counter(slot.record.wait[lane], slot.round);
+  }
   if (__any_sync(~0u, !passed) && lane == 0) slot.kind = kSlotSkip;
 }
 
-GPURT_FN bool waits_for_ranks(const TaskRecord& task) {
-  u32 all = 0;
-#pragma unroll
-  for (u32 i = 0; i < kWaitsPerTask; ++i) all |= i < task.wait_count ? task.wait[i].counter : 0;
-  return is_rank_counter(all);
-}
-
 // Takes the next slot up to where its body may run. False: the body must not run.
-// RANKS: it may wait for other ranks, which takes a call.
-template <bool RANKS>
 GPURT_FN bool enter_slot(u32 turn, bool new_step, bool syncs) {
   Slot& slot = slot_of(turn);
   trace_begin(turn);
   const bool streams = (slot.record.flags & kTaskExpertStream) != 0;
-  const bool waits = streams || (slot.record.wait_count != 0 && slot.is_met == 0);
+  const bool waits = streams || (slot.record.wait_count != 0 && slot.is_met == kNotMet);
   if (!new_step && !waits && !syncs) return true;
-  if ((new_step || waits) && threadIdx.x < 32) pass_edges<RANKS>(slot, new_step);
+  if ((new_step || waits) && threadIdx.x < 32) pass_edges(slot, new_step, streams);
   team_sync();
   // The hardware lets instructions past bar.sync until one needs what the barrier guards: a clock
   // read right behind it tells when the trace lane arrived. So the word comes first.
   const bool runs = slot.kind == kSlotTask;
   if (runs) trace_met(turn);
   return runs;
+}
+
+// The next slot of an experts' loop: each warp for itself, none waits for another.
+GPURT_FN bool enter_alone(u32 turn) {
+  trace_begin(turn);
+  if (!wait_met(slot_of(turn))) return false;
+  trace_met(turn);
+  return true;
 }
 
 // Any slot. A cold body, and the first task of a step, follow a team barrier.
@@ -98,7 +96,7 @@ __device__ __noinline__ TeamState open_slot(TeamState state) {
   if (slot.kind == kSlotLeave) return {state.turn, state.step, state.cursor, kRouteLeave};
   if ((state.cursor & kSkips) != 0) return {state.turn, state.step, state.cursor, kRouteSkip};
   const u32 step = static_cast<u32>(slot.step);
-  if (!enter_slot<true>(state.turn, step != state.step, Bodies::needs_barrier(slot.record)))
+  if (!enter_slot(state.turn, step != state.step, Bodies::needs_barrier(slot.record)))
     return {state.turn, step, state.cursor | kSkips, kRouteSkip};
   return {state.turn, step, state.cursor, Bodies::route_of(slot)};
 }
@@ -119,13 +117,14 @@ __device__ __noinline__ TeamState hot_loop(TeamState state) {
     const Slot& slot = slot_of(turn);
     const u32 way = Body::kWayIsChosen ? WAY : Body::way_of(slot);
     const bool syncs = Body::needs_barrier(slot.record);
-    // What a task carries over to the next must not lie in local memory over a call.
-    const u32 ranks = Body::kWayIsChosen && waits_for_ranks(slot.record) ? 1 : 0;
-    const u32 differs = ranks | (slot.kind ^ kSlotTask) |
-                        (static_cast<u32>(slot.step) ^ state.step) |
+    const u32 differs = (slot.kind ^ kSlotTask) | (static_cast<u32>(slot.step) ^ state.step) |
                         (slot.record.body ^ Bodies::index_of<Body>()) | (way ^ WAY);
-    if (differs != 0 || !enter_slot<!Body::kWayIsChosen>(turn, false, syncs)) break;
-    if (Body::kWayIsChosen && Body::way_of(slot) != WAY) break;
+    if (differs != 0) break;
+    if constexpr (Body::kWayIsChosen && kTeamWarps != 1) {
+      if (!enter_alone(turn) || Body::way_of(slot) != WAY) break;
+    } else if (!enter_slot(turn, false, syncs)) {
+      break;
+    }
   }
   // Its last outputs are still being summed there, and another body's sums may come next.
   if constexpr (Body::kLeavesScratch) team_sync();

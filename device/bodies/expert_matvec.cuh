@@ -41,8 +41,9 @@ struct expert_matvec {
     f32 part[kPassPairs][kTilesMax][16][kGroupStride];
     f32 squares[kPassPairs][kGroupStride];
   };
-  // A team of 16 needs two, in turns: who writes one again has passed the barrier after its last
-  // reading. A team of 1 keeps those of eight pairs.
+  // A team of 16 needs two, in turns, over tasks too: who writes one again has passed the barrier
+  // of the other one, which all reached after their last reading of this one. A team of 1 keeps
+  // those of eight pairs.
   static constexpr u32 kPasses = kTeamWarps == 1 ? 4 : 2;
   static_assert(kPasses * sizeof(Pass) <= kScratchBytes);
 
@@ -63,13 +64,13 @@ struct expert_matvec {
   GPURT_FN static bool needs_barrier(const TaskRecord&) { return true; }
 
   template <u32 WAY>
-  GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32&, Carry& carry) {
+  GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32& half, Carry& carry) {
     if constexpr (WAY == 0) {
-      run_unit<Bf16Unit>(turn, cursor);
+      run_unit<Bf16Unit>(turn, cursor, half);
     } else if constexpr (kTeamWarps != 1 && WAY == 1) {
-      run_few(turn, cursor, carry);
+      run_few(turn, cursor, half, carry);
     } else {
-      run_unit<Nvfp4Unit>(turn, cursor);
+      run_unit<Nvfp4Unit>(turn, cursor, half);
     }
   }
 
@@ -85,7 +86,7 @@ struct expert_matvec {
   };
 
   template <class Unit>
-  GPURT_FN static void run_unit(u32 turn, StageCursor& cursor) {
+  GPURT_FN static void run_unit(u32 turn, StageCursor& cursor, u32& half) {
     const u32 count = users_of(turn).count;
     if (count == 0) return;  // all threads: the slot is not live
     if constexpr (kTeamWarps == 1) {
@@ -93,18 +94,24 @@ struct expert_matvec {
       for (u32 first = 0; first < count; first += 8) run_single<Unit>(turn, first);
     } else {
       if (Unit::kIsWide && count <= 2) {
-        run_team<Unit, 2>(turn, cursor);
+        run_team<Unit, 2>(turn, cursor, half);
       } else {
-        cursor = count <= 8 ? run_many<Unit, 8>(turn, cursor) : run_many<Unit, 16>(turn, cursor);
+        const Ends end = count <= 8 ? run_many<Unit, 8>(turn, cursor, half)
+                                    : run_many<Unit, 16>(turn, cursor, half);
+        cursor = end.cursor, half = end.half;
       }
     }
   }
 
   // A function of its own: its registers are not those of the few-rows loop.
+  struct Ends {
+    StageCursor cursor;
+    u32 half;
+  };
   template <class Unit, u32 PAIRS>
-  __device__ __noinline__ static StageCursor run_many(u32 turn, StageCursor cursor) {
-    run_team<Unit, PAIRS>(turn, cursor);
-    return cursor;
+  __device__ __noinline__ static Ends run_many(u32 turn, StageCursor cursor, u32 half) {
+    run_team<Unit, PAIRS>(turn, cursor, half);
+    return {cursor, half};
   }
 
   GPURT_FN static Users users_of(u32 turn) {
@@ -260,7 +267,7 @@ struct expert_matvec {
   // ---- a team of 16 warps: one virtual warp each
   // --------------------------------------------------
   template <class Unit, u32 PAIRS>
-  GPURT_FN static void run_team(u32 turn, StageCursor& cursor) {
+  GPURT_FN static void run_team(u32 turn, StageCursor& cursor, u32& half) {
     constexpr u32 kTiles = ExpertActivations<PAIRS>::kTiles;
     const TaskRecord& task = slot_of(turn).record;
     const u32 v = threadIdx.x / 32;
@@ -279,7 +286,8 @@ struct expert_matvec {
       const f32 squares = task.addr[kArgNorm] != 0 ? x.sum_squares(t) : 0;
 #pragma unroll 1
       for (u32 p = 0; t * 8 + p * kPassPairs < users.count; ++p) {
-        Pass& pass = passes[p % 2];
+        Pass& pass = passes[half];
+        half ^= 1;
         park(task, pass, v, p, sum[t], squares);
         team_sync();
         finish(task, users, pass, t * 8 + p * kPassPairs, scales);
@@ -297,7 +305,7 @@ struct expert_matvec {
            warp_tiles(slot.record) == kTilesMax;
   }
 
-  GPURT_FN static void run_few(u32 turn, StageCursor& cursor, Carry& carry) {
+  GPURT_FN static void run_few(u32 turn, StageCursor& cursor, u32& half, Carry& carry) {
     const Slot& slot = slot_of(turn);
     const TaskRecord& task = slot.record;
     const u32 v = threadIdx.x / 32, log2 = groups_log2(task);
@@ -321,7 +329,8 @@ struct expert_matvec {
       multiply_stage(turn, cursor, pairs[0], sum);
     }
     const f32 squares = task.addr[kArgNorm] != 0 ? x.sum_squares(0) : 0;
-    Pass& pass = reinterpret_cast<Pass*>(shared().scratch)[0];
+    Pass& pass = reinterpret_cast<Pass*>(shared().scratch)[half];
+    half ^= 1;
     park(task, pass, v, 0, sum, squares);
     team_sync();
     finish(task, users_of(turn), pass, 0, scales);
@@ -345,7 +354,7 @@ struct expert_matvec {
     if (__any_sync(~0u, !mbarrier_test_wait(full, slot_parity(turn + 1)))) return false;
     const u32 count = ld_shared_acquire_u32(shared_address(&slot.chosen[RoutesLayout::kCount]));
     const u32 is_met = ld_shared_acquire_u32(shared_address(&slot.is_met));
-    const bool fits = is_met != 0 && count - 1 < 2 && slot.kind == kSlotTask &&
+    const bool fits = is_met == kMet && count - 1 < 2 && slot.kind == kSlotTask &&
                       slot.step == slot_of(turn).step && task.body == slot_of(turn).record.body &&
                       way_of(slot) == 1;
     if (__any_sync(~0u, !fits)) return false;

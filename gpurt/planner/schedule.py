@@ -63,6 +63,8 @@ class Schedule:
             for group in task.waits:
                 final = group.final()
                 own = self._sole_worker(final) == task.worker and not final.op.ranks
+                # Warps of a GPU's team go from one expert's task to the next without a barrier.
+                own = own and not (self._is_cuda and task.expert is not None)
                 if own or id(final) in seen:
                     key = (final.op.index, task.op.index)
                     self.order_edges[key] = self.order_edges.get(key, 0) + 1

@@ -16,6 +16,7 @@ GPURT_FN void start_one(const TaskRecord& task) {
   memory.slots[0].step = step->step;
   memory.slots[0].round = step->round;
   memory.slots[0].kind = kSlotTask;
+  memory.slots[0].is_met = kMet;
   memory.slots[0].chosen[1] = kNotChosen;
   memory.leaving = 0;
   memory.rows = step->rows;
@@ -42,7 +43,7 @@ struct OneHot {
 // The team.
 GPURT_FN void run_one() {
   const TaskRecord& task = slot_of(0).record;
-  if (threadIdx.x == 0 && (task.flags & kTaskExpertStream) != 0) wait_chosen(slot_of(0));
+  if ((task.flags & kTaskExpertStream) != 0) wait_met(slot_of(0));
   team_sync();
   const u32 route = Bodies::route_of(slot_of(0));
   if (route < kRouteCold) {

@@ -186,6 +186,11 @@ GPURT_FN void st_shared_f32(u32 to, f32 v) {
 GPURT_FN void bar_sync(u32 barrier, u32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+// Counts among `threads` without waiting: whoever syncs on the barrier sees what was written
+// before.
+GPURT_FN void bar_arrive(u32 barrier, u32 threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 // The low word: for differences of less than two seconds.
 GPURT_FN u32 clock_cycles_low() {
   u32 cycles;

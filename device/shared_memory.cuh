@@ -20,6 +20,8 @@ constexpr u32 kScratchBytes = kTeamWarps == 1 ? 65536 : 32768;
 constexpr u32 kSlotCount = 8;  // the loader runs at most this many tasks ahead
 constexpr u32 kTeamThreads = kTeamWarps * 32;
 constexpr u32 kTeamBarrier = 1;
+constexpr u32 kBodyBarrier =
+    2;  // this one and those behind it are for bodies, which leave them empty
 
 // Service warps follow the team's warps.
 constexpr u32 kLoaderWarp = kTeamWarps;          // takes tasks, fetches records, streams weights

@@ -127,7 +127,10 @@ __device__ __noinline__ TeamState hot_loop(TeamState state) {
     }
   }
   // Its last outputs are still being summed there, and another body's sums may come next.
-  if constexpr (Body::kLeavesScratch) team_sync();
+  if constexpr (Body::kLeavesScratch) {
+    Body::leave(carry, half);
+    team_sync();
+  }
   return {turn, state.step, pack_cursor(cursor, half), 0};
 }
 

@@ -7,7 +7,8 @@
 //   bool needs_barrier(task)                whether it must follow a team barrier in any case
 //   void run_hot<WAY>(turn, cursor, half, carry)   that task; moves the cursor past it
 //   Carry                                   what a task may leave to the next one of its loop
-//   kLeavesScratch                          whether the scratch is still read when that returns
+//   kLeavesScratch                          whether the scratch is still read when that returns;
+//   void leave(carry, half)                 then, at the loop's end, before a team barrier
 // All others are called from outside the hot loops, each a function of its own, so that its
 // registers and spills stay its own.
 #pragma once

@@ -47,11 +47,33 @@ struct expert_matvec {
   static constexpr u32 kPasses = kTeamWarps == 1 ? 4 : 2;
   static_assert(kPasses * sizeof(Pass) <= kScratchBytes);
 
-  // Of the next task, what it multiplies first, under way before this one ends.
+  // Of the next task, what it multiplies first, under way before this one ends; and how many tasks
+  // of few users the loop has had.
   struct Carry {
     ExpertActivations<2> x;
     bool is_loaded = false;
+    u32 tasks = 0;
   };
+
+  // Outputs of a task of few users are made by four warps, others in the next task, while the rest
+  // goes on: with all at a barrier, a task of 4.6 us of bytes took 6.5 (H200). Barriers, of each of
+  // the two passes: its sums are parked; its outputs are made.
+  static constexpr u32 kFinishers = 4;
+  static constexpr u32 kParked = kBodyBarrier, kMade = kBodyBarrier + kPasses;
+
+  GPURT_FN static bool finishes(u32 task) {
+    return threadIdx.x / 32 / kFinishers == task % (kVirtual / kFinishers);
+  }
+
+  // Until the outputs of that task of the loop, whose sums lie in pass `half`, are made.
+  GPURT_FN static void wait_made(u32 task, u32 half) {
+    if (!finishes(task)) bar_sync(kMade + half, kTeamThreads);
+  }
+
+  GPURT_FN static void leave(const Carry& carry, u32 half) {
+    if (carry.tasks > 1) wait_made(carry.tasks - 2, half);
+    if (carry.tasks > 0) wait_made(carry.tasks - 1, half ^ 1);
+  }
 
   // 0: bf16. 1, 2: nvfp4 of few users, or of more. A team of 1 has one way for both.
   static constexpr u32 kWays = 3;
@@ -330,10 +352,18 @@ struct expert_matvec {
     }
     const f32 squares = task.addr[kArgNorm] != 0 ? x.sum_squares(0) : 0;
     Pass& pass = reinterpret_cast<Pass*>(shared().scratch)[half];
-    half ^= 1;
+    if (carry.tasks > 1) wait_made(carry.tasks - 2, half);
     park(task, pass, v, 0, sum, squares);
-    team_sync();
-    finish(task, users_of(turn), pass, 0, scales);
+    if (finishes(carry.tasks)) {
+      bar_sync(kParked + half, kTeamThreads);
+      finish(task, users_of(turn), pass, 0, scales, threadIdx.x % (32 * kFinishers),
+             32 * kFinishers);
+      bar_arrive(kMade + half, kTeamThreads);
+    } else {
+      bar_arrive(kParked + half, kTeamThreads);
+    }
+    ++carry.tasks;
+    half ^= 1;
   }
 
   // The address of the row of user lane / 16, of user 0 if there is no other.
@@ -432,9 +462,11 @@ struct expert_matvec {
     return scales;
   }
 
-  // Of users `first` and `first` + 1. Trip counts are equal for a whole warp.
+  // Of users `first` and `first` + 1, by thread `thread` of `threads`. Trip counts are equal for a
+  // whole warp.
   GPURT_FN static void finish(const TaskRecord& task, const Users& users, const Pass& pass,
-                              u32 first, const Scales& scales) {
+                              u32 first, const Scales& scales, u32 thread = threadIdx.x,
+                              u32 threads = kTeamThreads) {
     const bool paired = task.param[kEpilogue] == MatvecTask::kSwiglu;
     const u32 rows_log2 = 8 - groups_log2(task) + (31 - __clz(static_cast<i32>(warp_tiles(task))));
     const u32 log2 = rows_log2 - (paired ? 1 : 0);
@@ -443,7 +475,7 @@ struct expert_matvec {
     const u32 left = users.count - first, outputs = (left < kPassPairs ? left : kPassPairs) << log2;
     const u32 lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (u32 base = threadIdx.x - lane; base < outputs; base += kTeamThreads) {
+    for (u32 base = thread - lane; base < outputs; base += threads) {
       const u32 j = (base + lane) >> log2, i = (base + lane) & ((1u << log2) - 1);
       const u32 pair = __shfl_sync(~0u, users.pair, first + j);
       if (base + lane >= outputs || begin + i >= end) continue;

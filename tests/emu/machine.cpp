@@ -263,15 +263,20 @@ const Lanes& exchange(Collective kind, const void* in, unsigned bytes) {
   return warp.lanes[round & 1];
 }
 
-void barrier(unsigned id, unsigned threads) {
+void arrive(unsigned id, unsigned threads) {
   Block& block = *running->block;
   Barrier& barrier = block.barriers[id];
-  const unsigned round = barrier.round;
   if (++barrier.come == threads) {
     barrier.come = 0;
     ++barrier.round;
     for (Fibre& fibre : block.fibres) wake(fibre);
   }
+}
+
+void barrier(unsigned id, unsigned threads) {
+  const Barrier& barrier = running->block->barriers[id];
+  const unsigned round = barrier.round;
+  arrive(id, threads);
   while (barrier.round == round) block_here();
 }
 

@@ -23,6 +23,8 @@ using Lanes = unsigned char[32][kLaneBytes];
 // Each lane gives up to kLaneBytes. What all lanes gave, until this lane's next exchange.
 const Lanes& exchange(Collective kind, const void* in, unsigned bytes);
 void barrier(unsigned id, unsigned threads);
+// Counts there without waiting.
+void arrive(unsigned id, unsigned threads);
 unsigned block_threads();
 // Lets every other fibre run: polls of memory call it, so that no spin starves what it waits for.
 void yield();

@@ -92,6 +92,9 @@ inline void st_shared_f32(u32 to, f32 value) {
 inline void bar_sync(u32 barrier, u32 threads) {
   emu::barrier(barrier, threads);
 }
+inline void bar_arrive(u32 barrier, u32 threads) {
+  emu::arrive(barrier, threads);
+}
 inline u64 clock_cycles() {
   return clock_ns() * 2;
 }

@@ -37,6 +37,7 @@ struct OneHot {
   GPURT_FN void run() {
     typename Body::Carry carry{};
     Body::template run_hot<WAY>(0, cursor, half, carry);
+    if constexpr (Body::kLeavesScratch) Body::leave(carry, half);
   }
 };
 

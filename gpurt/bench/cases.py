@@ -12,6 +12,7 @@ from typing import Any
 from gpurt.bench import graphs, models, ours, peers, shapes
 from gpurt.bench.case import Case, Side, Workload
 from gpurt.bench.cases_muse import muse_cases
+from gpurt.bench.cases_ranks import rank_cases
 from gpurt.bench.machine import Machine
 from gpurt.bench.traffic import step_bytes
 from gpurt.graphs.llama import LlamaConfig
@@ -35,6 +36,7 @@ def all_cases() -> list[Case]:
         *_decoding(),
         *_attention(),
         *muse_cases(),
+        *rank_cases(),
         *_first_tokens(),
         *_serving(),
         _smollm2_host(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,8 @@ class Ours:
         assert workload.graph is not None
         progress("building the graph", 0, 1)
         self.workload, self.graph = workload, workload.graph()
-        device = "host" if machine.kind == "host" else "cuda:0"
         self.runtime = Runtime(
-            device, workers=machine.target.workers, residency_ms=0, **workload.settings
+            self.place(machine), workers=machine.target.workers, residency_ms=0, **workload.settings
         )
         try:
             reset_peak()
@@ -52,6 +52,10 @@ class Ours:
         except BaseException:
             self.runtime.close()
             raise
+
+    def place(self, machine: Machine) -> str | Sequence[str]:
+        """The device, or one for each rank."""
+        return "host" if machine.kind == "host" else "cuda:0"
 
     def warm_up(self) -> None:
         """Run once, so that the first figure is like the others."""

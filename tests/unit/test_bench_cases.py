@@ -30,7 +30,10 @@ dispatch-static dispatch-claim dispatch-ready smollm2 llama-1b llama-8b llama-8b
 qwen3-30b-a3b attention-512 attention-8k attention-64k
 muse-slice-r1 muse-slice-r16 muse-slice-r16-repeat muse-slice-r16-natural
 muse-moe-known muse-moe-routed
-draft-slice muse-step ttft-512 ttft-8192 decode-p99 launches smollm2-host
+draft-slice muse-step
+allreduce-8B allreduce-4K allreduce-32K allreduce-128K allreduce-256K allreduce-512K
+allreduce-32K-load allreduce-128K-load allreduce-512K-load
+ttft-512 ttft-8192 decode-p99 launches smollm2-host
 """
 
 

@@ -111,9 +111,9 @@ def test_both_forms_have_the_same_bits_on_every_rank(count, ending, x, monkeypat
 
 @pytest.mark.parametrize("first_form_bytes", [1 << 20, -1], ids=["one-shot", "two-shots"])
 def test_no_round_is_lost_under_random_delays(first_form_bytes, monkeypatch):
-    """Every round has another sum, which every rank checks. GPURT_ROUNDS=1000000 for a long run."""
+    """Every round has another sum, which every rank checks. ROUNDS=1000000 for a long run."""
     monkeypatch.setattr(forms, "FIRST_FORM_BYTES", first_form_bytes)
-    rounds, count, wrong = int(os.environ.get("GPURT_ROUNDS", "2000")), 4, []
+    rounds, count, wrong = int(os.environ.get("ROUNDS", "2000")), 4, []
 
     def rank_graph(rank):
         graph = Graph("rounds", rows=1, rank=rank, rank_count=count)

@@ -248,6 +248,7 @@ def _to_wire(trace: Trace) -> dict[str, Any]:
         "requests": [list(astuple(r)) for r in trace.requests],
         "variants": [list(trace.variant_rows), _variant_tasks(trace)],
         "ranks": trace.ranks,
+        "clock_error_ns": trace.clock_error_ns,
         "ceiling_gbps": trace.ceiling_gbps,
     }
 
@@ -282,6 +283,7 @@ def _from_wire(wire: Mapping[str, Any], kept: StepSpans, steps: NDArray[Any]) ->
         task_dynamic=dynamic,
         requests=tuple(_request(row) for row in wire["requests"]),
         ranks=ranks,
+        clock_error_ns=int(wire.get("clock_error_ns", 0)),
         ceiling_gbps=float(wire["ceiling_gbps"]),
         task_variant=np.tile(np.repeat(np.arange(len(variant_tasks)), variant_tasks), ranks),
         variant_rows=tuple(int(rows) for rows in variant_rows),

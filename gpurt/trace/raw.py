@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.errors import TraceError
+from gpurt.trace.clocks import offsets
 from gpurt.trace.spans import SPAN, StepSpans
 from gpurt.trace.trace import STEP, STEP_MASK, OperatorInfo, RequestInfo, Rows, Trace
 
@@ -37,6 +38,7 @@ def build(
     if not len(spans):
         what = "no spans were kept"
         raise TraceError(f"{what} - at plan {plan.name} - open the Runtime with trace=True")
+    clock_error_ns = _to_one_clock(spans, plan, ranks)
     steps = _steps(raws[0], first_step, last_step)
     task_op = np.concatenate([np.array([t.op for t in plan.tasks]) + r * ops for r in range(ranks)])
     spans["op"] = task_op[spans["task"]]
@@ -71,6 +73,7 @@ def build(
         task_variant=np.tile(variant, ranks),
         variant_rows=tuple(v.rows for v in variants),
         ranks=ranks,
+        clock_error_ns=clock_error_ns,
         ceiling_gbps=ceiling_gbps * devices,
     )
 
@@ -133,6 +136,17 @@ def _clock_shifts(raws: Sequence[RawTrace]) -> list[int]:
         shift = int(np.median(ahead)) if len(ahead) else 0
         shifts.append(shift if len(ahead) and abs(shift) > int(np.median(lengths)) else 0)
     return shifts
+
+
+def _to_one_clock(spans: NDArray[Any], plan: Plan, ranks: int) -> int:
+    """Move spans of other GPUs to rank 0's clock, and into order. Returns: the largest error."""
+    if ranks == 1 or plan.target.kind != "cuda":
+        return 0
+    found = offsets(spans, plan, ranks)
+    shifts = np.array([shift for shift, _ in found], np.int64)
+    spans["begin_ns"] -= shifts[spans["task"] // len(plan.tasks)]
+    spans[:] = spans[np.lexsort((spans["begin_ns"], spans["step"]))]
+    return max(error for _, error in found)
 
 
 def _ticks(ticks: NDArray[Any], tick_ns: float) -> NDArray[np.int64]:

@@ -79,7 +79,8 @@ class Trace:
     where they are not known. task_dynamic: whether a step may do without the task (a slot of an
     expert that no row chose). task_variant: which of the plan's variants it belongs to; steps of
     variant i have up to variant_rows[i] rows. requests: those that are known. dropped: spans that
-    newer ones overwrote. ranks: workers and tasks are as many for each, those of rank 0 first.
+    newer ones overwrote. ranks: workers and tasks are as many for each, those of rank 0 first;
+    all on rank 0's clock, within clock_error_ns.
     ceiling_gbps: GB/s that this machine was measured to reach, 0 if it never was.
     """
 
@@ -105,6 +106,7 @@ class Trace:
     )
     variant_rows: tuple[int, ...] = (0,)
     ranks: int = 1
+    clock_error_ns: int = 0
     ceiling_gbps: float = 0.0
 
     def __post_init__(self) -> None:

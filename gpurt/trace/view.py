@@ -18,6 +18,7 @@ from rich.text import Text
 
 from gpurt.errors import TraceError
 from gpurt.trace import analysis, figures
+from gpurt.trace.clocks import late_ranks
 from gpurt.trace.edges import EdgeRow, edge_rows
 from gpurt.trace.experts import ExpertChoice, expert_choices
 from gpurt.trace.slow import slow_steps
@@ -48,6 +49,8 @@ def summary(trace: Trace, waits: int = 10) -> dict[str, Any]:
         "device": trace.device,
         "workers": trace.workers,
         "ranks": trace.ranks,
+        "clock_error_us": trace.clock_error_ns / 1e3,
+        "late_ranks": None if (late := late_ranks(trace)) is None else asdict(late),
         "spans": len(trace.spans),
         "dropped_spans": trace.dropped,
         "whole_steps": len(trace.whole_steps),
@@ -109,6 +112,8 @@ def _head(trace: Trace, parts: Any, width: int) -> RenderableType:
     kept = f"{len(trace.spans)} spans of {len(trace.whole_steps)} whole steps"
     dropped = f", {trace.dropped} dropped" if trace.dropped else ""
     workers = f"{trace.workers} workers" + (f" of {trace.ranks} ranks" if trace.ranks > 1 else "")
+    if trace.clock_error_ns:
+        workers += f" (clocks within {trace.clock_error_ns / 1e3:.2f} us)"
     lines = [Text(f"{trace.name} on {trace.device}, {workers}: {kept}{dropped}")]
     for phase in (*PHASES, None):
         times = _times(analysis.step_times_us(trace, phase))
@@ -128,6 +133,8 @@ def _head(trace: Trace, parts: Any, width: int) -> RenderableType:
         legend.append(f"{name} {share:.1%}  ", SPLIT_COLOURS[name])
     lines.append(legend)
     lines += [Text(line) for line in _rates(trace)]
+    late = late_ranks(trace)
+    lines += [] if late is None else [Text(str(late))]
     return Group(*lines)
 
 
@@ -269,6 +276,11 @@ def _operators(trace: Trace) -> RenderableType:
     return table
 
 
+def _worker(trace: Trace, worker: int) -> str:
+    """Its number; with several ranks also whose it is."""
+    return trace.lane_name(worker) if trace.ranks > 1 else str(worker)
+
+
 def _waits(trace: Trace) -> RenderableType:
     left = ("task", "waited for", "why")
     names = ("step", "wait us", "on", "task", "waited for", "on", "late us", "why")
@@ -280,10 +292,10 @@ def _waits(trace: Trace) -> RenderableType:
         table.add_row(
             str(wait.step),
             f"{wait.wait_us:.1f}",
-            str(wait.worker),
+            _worker(trace, wait.worker),
             f"{wait.task} {wait.operator}",
             late,
-            str(wait.late_worker) if wait.late_worker >= 0 else "-",
+            _worker(trace, wait.late_worker) if wait.late_worker >= 0 else "-",
             f"{wait.late_us:.1f}",
             wait.why,
         )

@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from gpurt.graph import Graph
 from gpurt.trace import Trace, analysis
+from gpurt.trace.clocks import late_ranks
 from gpurt.trace.view import show
+from tests.helpers.fake_executor import toy_plan
 from tests.helpers.rank_trace import WORKERS, plan_of_ranks, raw_of_rank, trace_of
 
 
@@ -57,6 +61,36 @@ def test_a_clock_less_than_a_step_apart_is_left():
     spans = trace_of(ahead=200).spans_of(0)
     begins = {int(s["task"]): int(s["begin_ns"]) for s in spans}
     assert begins[3] - begins[0] == 200
+
+
+@pytest.mark.parametrize("ahead", [0, 200, -350, 7_000_000_000])
+def test_clocks_of_gpus_are_bounded_by_what_ranks_waited_for(ahead, tmp_path):
+    """Starts of `second` lie 50 ns behind the end of the other rank's `first`, and 10 ns."""
+    plan = plan_of_ranks()
+    on_gpus = replace(plan, target=replace(plan.target, kind="cuda"))
+    trace = Trace.from_raw(on_gpus, raw_of_rank(0, 10_000), raw_of_rank(1, 10_000 + ahead))
+    assert trace.clock_error_ns == 30
+    spans = {(int(s["step"]), int(s["task"])): int(s["begin_ns"]) for s in trace.spans}
+    for step in range(3):
+        assert spans[step, 3] - spans[step, 0] == -20  # together: within the error
+    begins = trace.spans["begin_ns"].astype(np.int64)
+    assert (np.diff(begins[trace.spans["step"] == 1]) >= 0).all()
+    trace.save(tmp_path / "a.trace")
+    assert Trace.load(tmp_path / "a.trace").clock_error_ns == 30
+    out = io.StringIO()
+    show(trace, Console(file=out, width=120))
+    assert "2 ranks (clocks within 0.03 us)" in out.getvalue()
+
+
+def test_the_late_rank_of_collectives_is_named():
+    late = late_ranks(trace_of())
+    assert late is not None
+    assert (late.shares, late.median_us) == ((0.0, 1.0), 0.04)
+    out = io.StringIO()
+    show(trace_of(), Console(file=out, width=120))
+    assert "last to a collective: rank 0 0%, rank 1 100%, by 0.0 us in the median" in out.getvalue()
+    alone = Trace.from_raw(toy_plan(Graph("toy", vocab=5)), raw_of_rank(0))
+    assert late_ranks(alone) is None
 
 
 def test_file_and_views_keep_the_ranks(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from gpurt.buffer import DTYPES
 from gpurt.graphs.llama import build
 from gpurt.loaders import WeightSource
+from gpurt.planner import forms
 from gpurt.ranks import group
 from gpurt.runtime import Runtime
 from tests.emu.device import EmulatedDevice
@@ -37,6 +38,25 @@ def tokens(devices, graph):
         ranks = runtime._find(graph).executor.ranks
         name = "logits" if len(ranks) == 1 else "logits.all"
         return seen, [one.read(name)[0] for one in ranks]
+
+
+def test_three_ranks_in_two_shots_make_the_bits_of_one_shot(monkeypatch):
+    config = replace(CONFIG, hidden=96, heads=3, kv_heads=3, intermediate=96, vocab=288)
+    weights = {
+        name: WeightSource(name, DTYPES["f32"], shape, tiny_llama.Weights(shape, i).load)
+        for i, (name, shape) in enumerate(config.tensors().items())
+    }
+    options = {"rows": 16, "context": 64, "kv_dtype": "bf16", "weight_dtype": "bf16"}
+    graphs = [build(config, weights, tp_size=3, tp_rank=rank, **options) for rank in range(3)]
+    seen = []
+    for most in (1 << 20, -1):
+        monkeypatch.setattr(forms, "FIRST_FORM_BYTES", most)
+        seen.append(tokens([f"cuda:{rank}" for rank in range(3)], group(graphs)))
+    left_out = {graphs[0].operators[i].body.name for i in forms.left_out(graphs[0])}
+    assert "reduce" not in left_out  # the second run had two shots
+    assert seen[0][0] == seen[1][0]
+    for logits in (*seen[0][1], *seen[1][1]):
+        assert np.array_equal(logits.view(np.uint32), seen[0][1][0].view(np.uint32))
 
 
 @pytest.mark.parametrize("reaches", [True, False])

@@ -155,18 +155,11 @@ struct Loader {
     return true;
   }
 
-  // While there is nothing to stream: the experts of further tasks, and whether the edges of the
-  // next ones are met. True: one step was made.
-  __device__ bool look_ahead() {
+  // Whether the edges of the oldest slot not looked at are met, if it has an expert and that is
+  // known. True: one step was made.
+  __device__ bool look() {
     const u32 known = is_open ? streamed + 1 : streamed;
     if (chosen < known) chosen = known;
-    if (chosen != fetched &&
-        mbarrier_test_wait(shared_address(&shared().slot_full[chosen % kSlotCount]),
-                           slot_parity(chosen)) &&
-        (!is_expert(chosen) || choose_expert(slot_of(chosen)))) {
-      ++chosen;
-      return true;
-    }
     if (looked < freed) looked = freed;
     if (looked >= chosen) return false;
     Slot& slot = slot_of(looked);
@@ -175,6 +168,17 @@ struct Loader {
       st_shared_release_u32(shared_address(&slot.is_met), kMet);
     }
     ++looked;
+    return true;
+  }
+
+  // While there is nothing else to do: the expert of a further task. True: one step was made.
+  __device__ bool choose_ahead() {
+    if (chosen == fetched ||
+        !mbarrier_test_wait(shared_address(&shared().slot_full[chosen % kSlotCount]),
+                            slot_parity(chosen)))
+      return false;
+    if (is_expert(chosen) && !choose_expert(slot_of(chosen))) return false;
+    ++chosen;
     return true;
   }
 
@@ -230,6 +234,9 @@ struct Loader {
     if (is_void) left = 0;
     return true;
   }
+
+  // Whether the team may wait for what look() has not seen yet.
+  __device__ bool must_look() const { return looked < chosen; }
 
   // Nothing could be done: let the hardware wait for what the loader needs next. A spin would take
   // issue slots from the team; a queue in global memory has nothing to wait on but polls.
@@ -367,9 +374,10 @@ __device__ __noinline__ void run_loader() {
   loader.start();
   Watch watch = {0, 0};
   for (u32 polls = 1; !is_leaving();) {
-    const bool fetched = loader.fetch();
-    if (loader.stream() || fetched || loader.look_ahead()) continue;
-    loader.rest();
+    const bool fetched = loader.fetch(), streamed = loader.stream();
+    // The team may stand still for a look: it comes before further stages, and before rest.
+    if (loader.look() || streamed || fetched || loader.choose_ahead()) continue;
+    if (!loader.must_look()) loader.rest();
     if (is_look(polls++) && watch.look(loader)) break;
   }
   loader.leave();

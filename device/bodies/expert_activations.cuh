@@ -84,25 +84,26 @@ struct ExpertActivations<2> {
     squares = 0;
   }
 
-  GPURT_FN void load(u64, u32 chunk, u32 k) { load_from(row, chunk, k); }
+  GPURT_FN void load(u64 norm, u32 chunk, u32 k) { load_from(row, norm, chunk, k); }
 
-  // This lane's. Past L1: the release of a stage waits for loads through it. Beyond the last column
-  // some other one, which convert() makes zero.
-  GPURT_FN void load_from(u64 of_row, u32 chunk, u32 k) {
-    const u32 column = column_of(chunk);
-    x = ld_relaxed_gpu_b128(of_row + (column < k ? column * 4 : 0));
+  // This lane's, and the norm's weights for it. Past L1: the release of a stage waits for loads
+  // through it. Beyond the last column some other one, which convert() makes zero.
+  GPURT_FN void load_from(u64 of_row, u64 norm, u32 chunk, u32 k) {
+    const u32 column = column_of(chunk), offset = column < k ? column * 4 : 0;
+    x = ld_relaxed_gpu_b128(of_row + offset);
+    if (norm != 0) weights = ld_relaxed_gpu_b128(norm + offset);
   }
 
-  // Lanes (g, c) get pair g % 2: columns of the product beyond pair 1 belong to nobody. The norm's
-  // weights stay in L1: nothing else that a task reads goes there. Zeros where there are no
-  // columns: W is padded with zeros there, and what lies behind x may be anything.
+  // Lanes (g, c) get pair g % 2: columns of the product beyond pair 1 belong to nobody. Zeros where
+  // there are no columns: W is padded with zeros there, and what lies behind x may be anything.
   GPURT_FN void convert(u64 norm, u32 chunk, u32 k, ExpertPairs (&pairs)[1]) {
     const u32 column = column_of(chunk);
     float4 v = make_float4(__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z),
                            __uint_as_float(x.w));
     if (norm != 0 && column < k) {
       squares = add_squares(v, squares);
-      scale_granule(v, __ldg(at<const float4>(norm + u64{column} * 4)));
+      scale_granule(v, make_float4(__uint_as_float(weights.x), __uint_as_float(weights.y),
+                                   __uint_as_float(weights.z), __uint_as_float(weights.w)));
     }
     const u32 low = column < k ? pack_bf16x2(v.x, v.y) : 0;
     const u32 high = column < k ? pack_bf16x2(v.z, v.w) : 0;
@@ -127,7 +128,7 @@ struct ExpertActivations<2> {
   GPURT_FN static u32 column_of(u32 chunk) { return chunk * 64 + threadIdx.x % 16 * 4; }
 
   u64 row;
-  uint4 x;  // under way from load() to convert()
+  uint4 x, weights;  // under way from load() to convert()
   f32 squares;
 };
 

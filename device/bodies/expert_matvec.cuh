@@ -336,7 +336,7 @@ struct expert_matvec {
     x.start({few_row(slot)});
     const u32 end = rounds_of(task) << log2;
     u32 chunk = v >> (4 - log2);
-    if (!carry.is_loaded) x.load(0, chunk, task.param[kK]);
+    if (!carry.is_loaded) x.load(task.addr[kArgNorm], chunk, task.param[kK]);
     f32 sum[kTilesMax][4] = {};
 #pragma unroll 1
     while (chunk < end) {
@@ -344,7 +344,7 @@ struct expert_matvec {
       x.convert(task.addr[kArgNorm], chunk, task.param[kK], pairs);
       chunk += 1u << log2;
       if (chunk < end) {
-        x.load(0, chunk, task.param[kK]);
+        x.load(task.addr[kArgNorm], chunk, task.param[kK]);
       } else {
         carry.is_loaded = load_next(turn, x);
       }
@@ -389,7 +389,7 @@ struct expert_matvec {
                       way_of(slot) == 1;
     if (__any_sync(~0u, !fits)) return false;
     const u32 chunk = threadIdx.x / 32 >> (4 - groups_log2(task));
-    x.load_from(few_row(slot), chunk, task.param[kK]);
+    x.load_from(few_row(slot), task.addr[kArgNorm], chunk, task.param[kK]);
     return true;
   }
 

@@ -14,8 +14,14 @@ from gpurt.planner.cost import hop_ns
 from gpurt.planner.draft import NO_WORKER, Draft, DraftOp, DraftTask, Group
 
 # Bodies that run once a layer, outside the hot loop, keep their workers on a GPU: their code then
-# stays in those SMs' instruction caches. Fetching it anew cost attention 9 us a layer (H200).
-HOMED_BODIES = frozenset({"attention"})
+# stays in those SMs' instruction caches. Fetching it anew cost attention 9 us a layer, and a layer
+# of Muse Spark 3 % in all (H200).
+HOMED_BODIES = frozenset(
+    (
+        *("attention", "route", "combine", "gated_residual", "matvec_f32"),
+        *("publish", "reduce", "collect"),
+    )
+)
 
 
 class Schedule:

@@ -91,7 +91,9 @@ def tile_columns(op: Operator, slots: str, target: Target) -> int:
     if target.kind == "host":
         return _TILE_COLUMNS
     rows = op.args[slots].shape[1]
-    columns = max(_TILE_FLOATS_CUDA // rows, -(-int(op.params["width"]) // _TILES_CUDA))
+    # Where each rank gets a share of its own, a thread has as many to move as there are ranks.
+    shares = int(op.params["ranks"]) if op.params.get("scatter") or op.body.name == "reduce" else 1
+    columns = max(_TILE_FLOATS_CUDA // (rows * shares), -(-int(op.params["width"]) // _TILES_CUDA))
     return -(-columns // _GRANULE) * _GRANULE
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpurt.errors import BoundError, GraphError, ModelError, RequestError
+from gpurt.errors import BoundError, ModelError, RequestError
 from gpurt.ranks import group
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ BUILDERS = {
     "qwen3_moe": "qwen3_moe",
     "muse_spark": "muse_spark",
 }
-SPLIT = ("llama", "qwen3", "muse_spark")  # architectures whose builders take ranks
 DEFAULT_CONTEXT = 2048
 AUTO = "auto"
 DRAFT_FOLDER = "draft"  # in a model's folder: its drafter
@@ -125,9 +124,6 @@ def model_graph(
     that the model cannot have, and as `Drafting.options`.
     """
     bound = model.config.context
-    if tp > 1 and model.config.architecture not in SPLIT:
-        what = f"{model.config.architecture} on {tp} ranks"
-        raise GraphError(f"{what} - at --tp - models that can be split: {', '.join(SPLIT)}")
     if context is None:
         room = -(-need // CONTEXT_STEP) * CONTEXT_STEP
         context = min(bound, max(DEFAULT_CONTEXT, room))

@@ -3,6 +3,9 @@
   h -> [norm, Wr] -> logits -> route -> routes --.
   h -> [norm, W1[e], swiglu] -> e.h -> [W2[e]] -> e.d -> combine + h
 
+With tp_size > 1 a graph is one rank's share, as a llama's; of every expert its part of the inner
+width. A row's sum over experts is then summed over ranks, behind h: no norm lies between the two.
+
 The norm of h is computed by the router and again by every expert's tile. See llama.py for the rest
 of a layer and ops/route.py for the choice. Source: transformers' models/qwen3_moe.
 """
@@ -15,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from gpurt.buffer import DTYPES, Buffer, f32
 from gpurt.graph import Graph
-from gpurt.graphs.bounds import empty_graph
+from gpurt.graphs.bounds import check_shares, empty_graph
+from gpurt.graphs.collectives import all_reduce
 from gpurt.graphs.dflash import DraftModel
 from gpurt.graphs.drafters import add_drafter
 from gpurt.graphs.llama import LlamaBuilder, LlamaConfig
@@ -23,7 +27,7 @@ from gpurt.graphs.ops.combine import combine
 from gpurt.graphs.ops.expert_matvec import expert_matvec
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.route import SOFTMAX, RoutesLayout, route
-from gpurt.graphs.weights import stack, stack_experts
+from gpurt.graphs.weights import cut, stack, stack_experts
 from gpurt.wire import PROPOSALS_PER_SLOT
 
 if TYPE_CHECKING:
@@ -71,9 +75,17 @@ def build(
     proposals: int = PROPOSALS_PER_SLOT,
     draft_model: DraftModel | None = None,
     draft_tree: bool = False,
+    tp_size: int = 1,
+    tp_rank: int = 0,
 ) -> Graph:
     """The Graph of one step; parameters and errors as in `llama.build`. The router is float32."""
-    graph = empty_graph(config, "qwen3_moe.build", rows, slots, context, kv_dtype, weight_dtype)
+    where, ranks = "qwen3_moe.build", {"rank": tp_rank, "rank_count": tp_size}
+    sizes = {"heads": config.heads, "kv heads": config.kv_heads, "vocab": config.vocab}
+    sizes["inner width of an expert"] = config.moe_intermediate
+    if not all(config.sparse):
+        sizes["inner width"] = config.intermediate
+    check_shares(sizes, tp_size, where)
+    graph = empty_graph(config, where, rows, slots, context, kv_dtype, weight_dtype, **ranks)
     target = _Builder(graph, config, weights, kv_dtype, weight_dtype).build()
     return add_drafter(graph, draft, proposals, target, draft_model, draft_tree)
 
@@ -88,7 +100,8 @@ class _Builder(LlamaBuilder):
         at, source = f"layers[{layer}]", f"model.layers.{layer}"
         norm = self.vector(f"{at}.mlp.norm", f"{source}.post_attention_layernorm")
         routes = self.routes(at, f"{source}.mlp.gate", h, norm)
-        inner = graph.row_activation(f"{at}.e.h", config.moe_intermediate, f32, config.top_k)
+        width = config.moe_intermediate // self.share_count
+        inner = graph.row_activation(f"{at}.e.h", width, f32, config.top_k)
         expert_matvec(
             graph,
             h,
@@ -113,8 +126,10 @@ class _Builder(LlamaBuilder):
             name="expert_down",
         )
         y = self.activation(f"{at}.y", config.hidden)
-        combine(graph, outer, routes, y, experts=config.experts, top_k=config.top_k, residual=h)
-        return y
+        experts, top_k = config.experts, config.top_k
+        behind = h if graph.rank_count == 1 else None
+        combine(graph, outer, routes, y, experts=experts, top_k=top_k, residual=behind)
+        return all_reduce(graph, y, graph.rank_count, residual=h)
 
     def routes(self, at: str, source: str, h: Buffer, norm: Buffer) -> Buffer:
         graph, config = self.graph, self.config
@@ -135,10 +150,13 @@ class _Builder(LlamaBuilder):
         return routes
 
     def experts(self, name: str, source: str, parts: tuple[str, ...]) -> Buffer:
-        """One or two matrices of every expert, [E, N, K], their rows in turn."""
-        count = self.config.experts
+        """One or two matrices of every expert, [E, N, K], their rows in turn; of a rank its rows of
+        gate and up, its columns of down.
+        """
+        count, share = self.config.experts, (self.graph.rank, self.share_count)
+        axis = 0 if len(parts) == 2 else 1
         sources = [
-            [self.weights[f"{source}.{expert}.{part}.weight"] for part in parts]
+            [cut(self.weights[f"{source}.{expert}.{part}.weight"], axis, *share) for part in parts]
             for expert in range(count)
         ]
         stored = {part.dtype.name for row in sources for part in row}

@@ -9,8 +9,10 @@ import pytest
 import torch
 import transformers
 
+from gpurt.errors import GraphError
 from gpurt.graphs.qwen3_moe import build
 from gpurt.loaders import load_model
+from gpurt.ranks import group
 from gpurt.runtime import Runtime
 from tests.helpers.checkpoints import BASE, save_model
 from tests.helpers.oracle import GraphOracle, step_rows
@@ -81,6 +83,31 @@ def test_tokens_on_the_host_equal_transformers(case, policy, tmp_path):
     margins = (best.values[:, 0] - best.values[:, 1]).tolist()
     report = compare(seen, best.indices[:, 0].tolist(), margins)
     assert report.holds(0.02), str(report)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_make_one_ranks_tokens(count, tmp_path):
+    changes = {"num_key_value_heads": 4, "vocab_size": 212} | CASES["some-dense"]
+    model = save_model(make_qwen(**changes), tmp_path, "bfloat16")
+    loaded, prompt = load_model(tmp_path), list(range(40, 60))
+    bounds = {"rows": 9, "context": 96}
+    graphs = [
+        build(loaded.config, loaded.weights, tp_size=count, tp_rank=rank, **bounds)
+        for rank in range(count)
+    ]
+    with Runtime(["host"] * count, workers=1, policy={"expert_up": "claim"}) as runtime:
+        seen = list(runtime.submit(group(graphs), prompt, max_tokens=16, ignore_eos=True))
+        runtime.park()
+        logits = [one.read("logits.all")[0] for one in runtime._find(graphs[0]).executor.ranks]
+    assert all(np.array_equal(row, logits[0]) for row in logits)
+    with torch.no_grad():
+        wanted = model(torch.tensor([prompt + seen[:-1]]), logits_to_keep=len(seen)).logits[0]
+    best = wanted.topk(2)
+    margins = (best.values[:, 0] - best.values[:, 1]).tolist()
+    report = compare(seen, best.indices[:, 0].tolist(), margins)
+    assert report.holds(0.02), str(report)
+    with pytest.raises(GraphError, match=r"^4 heads, .* have no 3 equal shares - at qwen3_moe"):
+        build(loaded.config, loaded.weights, tp_size=3, **bounds)
 
 
 def test_the_folder_holds_a_matrix_an_expert_as_the_releases_do(tmp_path):

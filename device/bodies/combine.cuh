@@ -12,7 +12,7 @@ namespace gpurt {
 
 struct combine {
   static constexpr u32 kTopMax = 32;
-  static constexpr u32 kAtOnce = 4;
+  static constexpr u32 kAtOnce = 8;
 
   struct Scratch {
     RowNorm::Partial partial[kTopMax];
@@ -35,11 +35,6 @@ struct combine {
  private:
   GPURT_FN static Scratch& scratch_of(const BodyContext& context) {
     return *reinterpret_cast<Scratch*>(context.scratch);
-  }
-
-  GPURT_FN static float4 gained(const f32* d, const f32* gain, u32 i) {
-    const float4 v = read4(d, i);
-    return gain == nullptr ? v : mul4(v, read4(gain, i));
   }
 
   // Squares of up to kAtOnce of `left` pairs, in RowNorm's order: their loads are under way at
@@ -75,16 +70,17 @@ struct combine {
     Scratch& scratch = scratch_of(context);
     const u32 width = task.param[0], top_k = task.param[1];
     const f32* gain = arg<const f32>(task, 2);
+    const RoutesLayout layout{context.step->rows_capacity, task.param[3], top_k};
+    // Under way while squares are summed.
+    const u32 words = layout.pair(row * top_k + min(context.thread, top_k - 1));
+    const u32 slot = arg<const u32>(task, 1)[words + RoutesLayout::kSlot];
+    f32 factor = arg<const f32>(task, 1)[words + RoutesLayout::kWeight];
 #pragma unroll 1
     for (u32 t = 0; gain != nullptr && t < top_k; t += kAtOnce)
       sum_some(scratch.partial + t, top_k - t, width, context, d + u64(t) * width, gain);
     context.sync();
     if (context.thread < top_k) {
-      const RoutesLayout layout{context.step->rows_capacity, task.param[3], top_k};
-      const u32 words = layout.pair(row * top_k + context.thread);
-      const u32 slot = arg<const u32>(task, 1)[words + RoutesLayout::kSlot];
       scratch.is_here[context.thread] = slot != RoutesLayout::kNoSlot;
-      f32 factor = arg<const f32>(task, 1)[words + RoutesLayout::kWeight];
       if (gain != nullptr)
         factor *= RowNorm::scale(scratch.partial[context.thread], width, param_f32(task, 2));
       scratch.factor[context.thread] = factor;
@@ -102,13 +98,21 @@ struct combine {
          i += context.team_threads) {
       float4 total{};
       bool is_first = true;
-#pragma unroll 4
-      for (u32 t = 0; t < top_k; ++t) {
-        const f32 f = scratch.factor[t];
-        const float4 v = gained(d + u64(t) * width, gain, i);  // ahead of the test: loads overlap
-        if (scratch.is_here[t] == 0) continue;
-        total = is_first ? scale4(v, f) : fma4(v, make_float4(f, f, f, f), total);
-        is_first = false;
+#pragma unroll 1
+      for (u32 base = 0; base < top_k; base += kAtOnce) {
+        float4 x[kAtOnce];
+#pragma unroll
+        for (u32 j = 0; j < kAtOnce; ++j)
+          x[j] = read4(d + u64(min(base + j, top_k - 1)) * width, i);
+        const float4 g = gain == nullptr ? make_float4(1, 1, 1, 1) : read4(gain, i);
+#pragma unroll
+        for (u32 j = 0; j < kAtOnce; ++j) {
+          if (base + j >= top_k || scratch.is_here[base + j] == 0) continue;
+          const f32 f = scratch.factor[base + j];
+          const float4 v = gain == nullptr ? x[j] : mul4(x[j], g);
+          total = is_first ? scale4(v, f) : fma4(v, make_float4(f, f, f, f), total);
+          is_first = false;
+        }
       }
       if (residual != nullptr) {
         const float4 r = read4(residual + u64(row) * width, i);

@@ -33,7 +33,7 @@ struct route {
   static constexpr u32 kExpertsMax = 1024;
   static constexpr u32 kKeyWords = 5632;
   static constexpr u32 kNone = 0xFFFFFFFFu;
-  static constexpr u32 kAtOnce = 4;
+  static constexpr u32 kAtOnce = 8;
 
   struct Scratch {
     u32 keys[kKeyWords];     // of as many warps' rows as there is room for

@@ -12,7 +12,8 @@ namespace gpurt {
 
 struct combine {
   static constexpr u32 kTopMax = 32;
-  static constexpr u32 kAtOnce = 8;
+  static constexpr u32 kAtOnce = 4;       // pairs whose squares are summed together
+  static constexpr u32 kAddedAtOnce = 8;  // pairs whose loads are under way together
 
   struct Scratch {
     RowNorm::Partial partial[kTopMax];
@@ -99,14 +100,14 @@ struct combine {
       float4 total{};
       bool is_first = true;
 #pragma unroll 1
-      for (u32 base = 0; base < top_k; base += kAtOnce) {
-        float4 x[kAtOnce];
+      for (u32 base = 0; base < top_k; base += kAddedAtOnce) {
+        float4 x[kAddedAtOnce];
 #pragma unroll
-        for (u32 j = 0; j < kAtOnce; ++j)
+        for (u32 j = 0; j < kAddedAtOnce; ++j)
           x[j] = read4(d + u64(min(base + j, top_k - 1)) * width, i);
         const float4 g = gain == nullptr ? make_float4(1, 1, 1, 1) : read4(gain, i);
 #pragma unroll
-        for (u32 j = 0; j < kAtOnce; ++j) {
+        for (u32 j = 0; j < kAddedAtOnce; ++j) {
           if (base + j >= top_k || scratch.is_here[base + j] == 0) continue;
           const f32 f = scratch.factor[base + j];
           const float4 v = gain == nullptr ? x[j] : mul4(x[j], g);

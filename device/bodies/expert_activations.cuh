@@ -84,35 +84,20 @@ struct ExpertActivations<2> {
     squares = 0;
   }
 
-  GPURT_FN void load(u64 norm, u32 chunk, u32 k) { load_from(row, norm, chunk, k); }
+  GPURT_FN void load(u64, u32 chunk, u32 k) { load_from(row, chunk, k); }
 
-  // This lane's, and the norm's weights for it. Past L1: the release of a stage waits for loads
-  // through it. Beyond the last column some other one, which convert() makes zero.
-  GPURT_FN void load_from(u64 of_row, u64 norm, u32 chunk, u32 k) {
-    const u32 column = column_of(chunk), offset = column < k ? column * 4 : 0;
-    x = ld_relaxed_gpu_b128(of_row + offset);
-    if (norm != 0) weights = ld_relaxed_gpu_b128(norm + offset);
+  // This lane's. Past L1: the release of a stage waits for loads through it. Beyond the last column
+  // some other one, which convert() makes zero.
+  GPURT_FN void load_from(u64 of_row, u32 chunk, u32 k) {
+    x = ld_relaxed_gpu_b128(of_row + offset_of(chunk, k));
   }
 
   // Lanes (g, c) get pair g % 2: columns of the product beyond pair 1 belong to nobody. Zeros where
   // there are no columns: W is padded with zeros there, and what lies behind x may be anything.
   GPURT_FN void convert(u64 norm, u32 chunk, u32 k, ExpertPairs (&pairs)[1]) {
-    const u32 column = column_of(chunk);
-    float4 v = make_float4(__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z),
-                           __uint_as_float(x.w));
-    if (norm != 0 && column < k) {
-      squares = add_squares(v, squares);
-      scale_granule(v, make_float4(__uint_as_float(weights.x), __uint_as_float(weights.y),
-                                   __uint_as_float(weights.z), __uint_as_float(weights.w)));
-    }
-    const u32 low = column < k ? pack_bf16x2(v.x, v.y) : 0;
-    const u32 high = column < k ? pack_bf16x2(v.z, v.w) : 0;
-    const u32 from = threadIdx.x / 4 % 2 * 16 + threadIdx.x % 4 * 4;
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-      pairs[0][2 * i] = __shfl_sync(~0u, low, from + i);
-      pairs[0][2 * i + 1] = __shfl_sync(~0u, high, from + i);
-    }
+    uint4 weights{};
+    if (norm != 0) weights = ld_relaxed_gpu_b128(norm + offset_of(chunk, k));
+    convert_with(weights, norm != 0, chunk, k, pairs);
   }
 
   // As above: a granule is a lane's, the four lanes of a row are four apart.
@@ -124,12 +109,54 @@ struct ExpertActivations<2> {
     return __shfl_sync(~0u, sum, threadIdx.x / 4 % 2 * 16);
   }
 
- private:
+ protected:
   GPURT_FN static u32 column_of(u32 chunk) { return chunk * 64 + threadIdx.x % 16 * 4; }
+  GPURT_FN static u32 offset_of(u32 chunk, u32 k) {
+    const u32 column = column_of(chunk);
+    return column < k ? column * 4 : 0;
+  }
+
+  GPURT_FN void convert_with(const uint4& weights, bool norms, u32 chunk, u32 k,
+                             ExpertPairs (&pairs)[1]) {
+    const u32 column = column_of(chunk);
+    float4 v = float4_of(x);
+    if (norms && column < k) {
+      squares = add_squares(v, squares);
+      scale_granule(v, float4_of(weights));
+    }
+    const u32 low = column < k ? pack_bf16x2(v.x, v.y) : 0;
+    const u32 high = column < k ? pack_bf16x2(v.z, v.w) : 0;
+    const u32 from = threadIdx.x / 4 % 2 * 16 + threadIdx.x % 4 * 4;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      pairs[0][2 * i] = __shfl_sync(~0u, low, from + i);
+      pairs[0][2 * i + 1] = __shfl_sync(~0u, high, from + i);
+    }
+  }
+
+  GPURT_FN static float4 float4_of(const uint4& v) {
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                       __uint_as_float(v.w));
+  }
 
   u64 row;
-  uint4 x, weights;  // under way from load() to convert()
+  uint4 x;  // under way from load() to convert()
   f32 squares;
+};
+
+// The same with the norm's weights under way beside x.
+struct ExpertActivationsAhead : ExpertActivations<2> {
+  GPURT_FN void load(u64 norm, u32 chunk, u32 k) { load_from(row, norm, chunk, k); }
+  GPURT_FN void load_from(u64 of_row, u64 norm, u32 chunk, u32 k) {
+    ExpertActivations<2>::load_from(of_row, chunk, k);
+    if (norm != 0) weights = ld_relaxed_gpu_b128(norm + offset_of(chunk, k));
+  }
+  GPURT_FN void convert(u64 norm, u32 chunk, u32 k, ExpertPairs (&pairs)[1]) {
+    convert_with(weights, norm != 0, chunk, k, pairs);
+  }
+
+ private:
+  uint4 weights;
 };
 
 }  // namespace gpurt

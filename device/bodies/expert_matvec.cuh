@@ -41,16 +41,15 @@ struct expert_matvec {
     f32 part[kPassPairs][kTilesMax][16][kGroupStride];
     f32 squares[kPassPairs][kGroupStride];
   };
-  // A team of 16 needs two, in turns, over tasks too: who writes one again has passed the barrier
-  // of the other one, which all reached after their last reading of this one. A team of 1 keeps
-  // those of eight pairs.
+  // A team of 16 needs two, in turns: who writes one again has passed a barrier after its last
+  // reading. A team of 1 keeps those of eight pairs.
   static constexpr u32 kPasses = kTeamWarps == 1 ? 4 : 2;
   static_assert(kPasses * sizeof(Pass) <= kScratchBytes);
 
   // Of the next task, what it multiplies first, under way before this one ends; and how many tasks
   // of few users the loop has had.
   struct Carry {
-    ExpertActivations<2> x;
+    ExpertActivationsAhead x;
     bool is_loaded = false;
     u32 tasks = 0;
   };
@@ -88,11 +87,11 @@ struct expert_matvec {
   template <u32 WAY>
   GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32& half, Carry& carry) {
     if constexpr (WAY == 0) {
-      run_unit<Bf16Unit>(turn, cursor, half);
+      run_unit<Bf16Unit>(turn, cursor);
     } else if constexpr (kTeamWarps != 1 && WAY == 1) {
       run_few(turn, cursor, half, carry);
     } else {
-      run_unit<Nvfp4Unit>(turn, cursor, half);
+      run_unit<Nvfp4Unit>(turn, cursor);
     }
   }
 
@@ -108,7 +107,7 @@ struct expert_matvec {
   };
 
   template <class Unit>
-  GPURT_FN static void run_unit(u32 turn, StageCursor& cursor, u32& half) {
+  GPURT_FN static void run_unit(u32 turn, StageCursor& cursor) {
     const u32 count = users_of(turn).count;
     if (count == 0) return;  // all threads: the slot is not live
     if constexpr (kTeamWarps == 1) {
@@ -116,24 +115,18 @@ struct expert_matvec {
       for (u32 first = 0; first < count; first += 8) run_single<Unit>(turn, first);
     } else {
       if (Unit::kIsWide && count <= 2) {
-        run_team<Unit, 2>(turn, cursor, half);
+        run_team<Unit, 2>(turn, cursor);
       } else {
-        const Ends end = count <= 8 ? run_many<Unit, 8>(turn, cursor, half)
-                                    : run_many<Unit, 16>(turn, cursor, half);
-        cursor = end.cursor, half = end.half;
+        cursor = count <= 8 ? run_many<Unit, 8>(turn, cursor) : run_many<Unit, 16>(turn, cursor);
       }
     }
   }
 
   // A function of its own: its registers are not those of the few-rows loop.
-  struct Ends {
-    StageCursor cursor;
-    u32 half;
-  };
   template <class Unit, u32 PAIRS>
-  __device__ __noinline__ static Ends run_many(u32 turn, StageCursor cursor, u32 half) {
-    run_team<Unit, PAIRS>(turn, cursor, half);
-    return {cursor, half};
+  __device__ __noinline__ static StageCursor run_many(u32 turn, StageCursor cursor) {
+    run_team<Unit, PAIRS>(turn, cursor);
+    return cursor;
   }
 
   GPURT_FN static Users users_of(u32 turn) {
@@ -163,7 +156,6 @@ struct expert_matvec {
   static_assert(RoutesLayout::kUsers + 4 == kExpertWords);
 
   // ---- a virtual warp's part
-  // ----------------------------------------------------------------------
   // Units as the ring brings them, in the order in which they are taken.
   template <class Unit>
   struct Ring {
@@ -287,9 +279,9 @@ struct expert_matvec {
   }
 
   // ---- a team of 16 warps: one virtual warp each
-  // --------------------------------------------------
   template <class Unit, u32 PAIRS>
-  GPURT_FN static void run_team(u32 turn, StageCursor& cursor, u32& half) {
+  GPURT_FN static void run_team(u32 turn, StageCursor& cursor) {
+    team_sync();  // the task before may still read its sums
     constexpr u32 kTiles = ExpertActivations<PAIRS>::kTiles;
     const TaskRecord& task = slot_of(turn).record;
     const u32 v = threadIdx.x / 32;
@@ -308,8 +300,7 @@ struct expert_matvec {
       const f32 squares = task.addr[kArgNorm] != 0 ? x.sum_squares(t) : 0;
 #pragma unroll 1
       for (u32 p = 0; t * 8 + p * kPassPairs < users.count; ++p) {
-        Pass& pass = passes[half];
-        half ^= 1;
+        Pass& pass = passes[p % 2];
         park(task, pass, v, p, sum[t], squares);
         team_sync();
         finish(task, users, pass, t * 8 + p * kPassPairs, scales);
@@ -332,7 +323,7 @@ struct expert_matvec {
     const TaskRecord& task = slot.record;
     const u32 v = threadIdx.x / 32, log2 = groups_log2(task);
     const Scales scales = scales_of(task, slot.chosen[RoutesLayout::kExpert], Nvfp4Unit::kFactor);
-    ExpertActivations<2>& x = carry.x;
+    ExpertActivationsAhead& x = carry.x;
     x.start({few_row(slot)});
     const u32 end = rounds_of(task) << log2;
     u32 chunk = v >> (4 - log2);
@@ -377,7 +368,7 @@ struct expert_matvec {
 
   // Whether the task behind `turn` comes here too and its edges are met: then its first chunk is
   // under way.
-  GPURT_FN static bool load_next(u32 turn, ExpertActivations<2>& x) {
+  GPURT_FN static bool load_next(u32 turn, ExpertActivationsAhead& x) {
     const Slot& slot = slot_of(turn + 1);
     const TaskRecord& task = slot.record;
     const u32 full = shared_address(&shared().slot_full[(turn + 1) % kSlotCount]);
@@ -418,7 +409,6 @@ struct expert_matvec {
   }
 
   // ---- a team of 1 warp: all virtual warps, one after another
-  // -------------------------------------
   template <class Unit>
   GPURT_FN static void run_single(u32 turn, u32 first) {
     const TaskRecord& task = slot_of(turn).record;
@@ -447,7 +437,6 @@ struct expert_matvec {
   }
 
   // ---- outputs: a thread each, consecutive ones side by side
-  // --------------------------------------
   struct Scales {
     f32 even, odd;  // of z of even and odd rows, if they make one output
   };

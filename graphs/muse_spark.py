@@ -12,6 +12,7 @@ C is an RMS norm with gain 1 + w, folded at load like the constants of the resid
 stream s is float32. Sliding layers rotate q and k and keep a ring of pages that holds their window;
 global layers do neither. Experts: only those that some row chose are computed; see ops/route.py.
 A layer may have a dense MLP in the experts' place. Source: transformers' models/muse_spark.
+With bf16 matrices a gated residual also writes C of its stream, in bf16, for the matvecs behind it.
 
 With tp_size > 1 a graph is one rank's share: its heads (of K/V at least one, which neighbours may
 both have), its part of every expert's inner width, or whole experts (expert_split.py), its part of
@@ -25,13 +26,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.buffer import DTYPES, Buffer, DType, Region, f32, nvfp4
+from gpurt.buffer import DTYPES, Buffer, DType, Region, bf16, f32, nvfp4
 from gpurt.graph import Graph, Operand
 from gpurt.graphs import weights as read
 from gpurt.graphs.bounds import KV_DTYPES, check_shares, empty_graph
@@ -115,6 +116,14 @@ def gate_constants(
     return alpha.astype(np.float32), beta.astype(np.float32)
 
 
+class _Stream(NamedTuple):
+    """The residual stream, the gain of its next norm, and C of it where that was written."""
+
+    s: Buffer
+    norm: Buffer | None
+    normed: Buffer | None = None
+
+
 class _Builder:
     """One call of `build`: the graph under construction and what all layers share."""
 
@@ -134,26 +143,28 @@ class _Builder:
         self.routing = "natural"
         self.by_expert = False  # ranks have whole experts, not parts of every one
         self.weight_dtype = None if weight_dtype is None else DTYPES[weight_dtype]
+        # float32 activations stay what they are: on the host, within 1e-5 of the model's own.
+        self.fuses_norms = self.weight_dtype == bf16
         self.page_tables = {w: self.page_table(w) for w in sorted(set(config.windows))}
         self.ropes = {theta: self.rope(theta) for theta in sorted(set(config.thetas)) if theta}
 
     def build(self) -> DraftTarget:
         graph, config, streams = self.graph, self.config, []
-        s = self.activation("embed.s", config.hidden)
+        x = _Stream(self.activation("embed.s", config.hidden), self.input_norm(0))
         table = self.matrix("embed.table", f"{PREFIX}.embed_tokens")
-        embed(graph, table, s, eps=config.eps)
+        embed(graph, table, x.s, eps=config.eps)
         for layer in range(config.layers):
             with graph.at(f"layers[{layer}]", layer=layer):
                 at, source = f"layers[{layer}]", f"{PREFIX}.layers.{layer}"
-                s = self.attention_half(layer, at, source, s)
-                s = self.mlp_half(layer, at, source, s)
-                streams.append(s)
+                x = self.attention_half(layer, at, source, x)
+                x = self.mlp_half(layer, at, source, x)
+                streams.append(x.s)
         with graph.at("head", layer=config.layers):
             logits = self.activation("logits", config.vocab // self.ranks)
             head = self.head(table)
             matvec(
                 graph,
-                s,
+                x.s,
                 head,
                 logits,
                 norm=self.vector("head.norm", f"{PREFIX}.norm.weight"),
@@ -198,43 +209,43 @@ class _Builder:
         self.graph.notes += [note] if note else []
 
     # ---- halves of a layer -----------------------------------------------------------------
-    def attention_half(self, layer: int, at: str, source: str, s: Buffer) -> Buffer:
+    def attention_half(self, layer: int, at: str, source: str, x: _Stream) -> _Stream:
         graph, config = self.graph, self.config
-        out = self.attention(layer, at, source, s)
+        out = self.attention(layer, at, source, x)
         b = self.activation(f"{at}.attention.b", config.hidden)
         o = self.matrix(f"{at}.o.w", f"{source}.self_attn.o_proj", cut=1)
         matvec(graph, out, o, b, name="o")
         gate = f"{source}.post_attention_residual_gate"
-        return self.residual(f"{at}.t", gate, b, s, "attention_residual")
-
-    def mlp_half(self, layer: int, at: str, source: str, t: Buffer) -> Buffer:
         norm = self.gain(f"{at}.mlp.norm", f"{source}.pre_feedforward_layernorm.weight")
+        return self.residual(f"{at}.t", gate, b, x.s, "attention_residual", norm)
+
+    def mlp_half(self, layer: int, at: str, source: str, x: _Stream) -> _Stream:
         sparse = self.config.sparse[layer]
         half = self.experts if sparse else self.dense
-        b = half(layer, at, f"{source}.mlp", t, norm)
+        b = half(layer, at, f"{source}.mlp", x)
         return self.residual(
             f"{at}.s",
             f"{source}.post_feedforward_residual_gate",
             b,
-            t,
+            x.s,
             "mlp_residual",
+            norm=self.input_norm(layer + 1) if layer + 1 < self.config.layers else None,
             gain=self.gain(f"{at}.mlp.gain", f"{source}.post_feedforward_layernorm.weight"),
             gathered=sparse,
         )
 
-    def attention(self, layer: int, at: str, source: str, s: Buffer) -> Buffer:
+    def attention(self, layer: int, at: str, source: str, x: _Stream) -> Buffer:
         graph, config = self.graph, self.config
         part = read.head_part(config.kv_heads, self.rank, self.ranks)
         heads, kv_heads = config.heads // self.ranks, config.kv_heads // part[1]
         width, window = heads * config.head_dim, config.windows[layer]
         own = f"{source}.self_attn"
-        norm = self.gain(f"{at}.attention.norm", f"{source}.input_layernorm.weight")
         qg = self.activation(f"{at}.qg", 2 * width)
         qg_w = self.matrix(f"{at}.qg.w", f"{own}.q_proj", f"{own}.gate_proj", cut=0)
-        matvec(graph, s, qg_w, qg, norm=norm, eps=config.eps, name="qg")
+        self.normed_matvec(x, qg_w, qg, name="qg")
         kv = self.activation(f"{at}.kv", 2 * kv_heads * config.head_dim)
         kv_w = self.matrix(f"{at}.kv.w", f"{own}.k_proj", f"{own}.v_proj", cut=0, part=part)
-        matvec(graph, s, kv_w, kv, norm=norm, eps=config.eps, name="kv")
+        self.normed_matvec(x, kv_w, kv, name="kv")
         pages = self.page_tables[window]
         cache = [pages.shape[0] * pages.shape[1], kv_heads, self.page, config.head_dim]
         out = self.activation(f"{at}.attention.out", width)
@@ -257,25 +268,25 @@ class _Builder:
         )
         return out
 
-    def dense(self, layer: int, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
+    def dense(self, layer: int, at: str, source: str, x: _Stream) -> Buffer:
         del layer
         graph, config = self.graph, self.config
         m = self.activation(f"{at}.mlp.m", config.intermediate // self.ranks)
         pair = (f"{source}.gate_proj", f"{source}.up_proj")
         gate_up = self.matrix(f"{at}.gate_up.w", *pair, interleaved=True, cut=0)
-        matvec(graph, t, gate_up, m, norm=norm, swiglu=True, eps=config.eps, name="gate_up")
+        self.normed_matvec(x, gate_up, m, swiglu=True, name="gate_up")
         b = self.activation(f"{at}.mlp.b", config.hidden)
         down = self.matrix(f"{at}.down.w", f"{source}.down_proj", cut=1)
         matvec(graph, m, down, b, name="down")
         return b
 
-    def experts(self, layer: int, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
+    def experts(self, layer: int, at: str, source: str, x: _Stream) -> Buffer:
         graph, config = self.graph, self.config
         # In this order none stands behind another in a static list that does not wait as long.
         z = self.activation(f"{at}.z", config.moe_hidden // self.ranks)
         pre = self.matrix(f"{at}.pre.w", f"{source}.pre_expert_proj", cut=0)
-        matvec(graph, t, pre, z, norm=norm, eps=config.eps, name="pre_expert")
-        logits = self.router(at, source, t, norm)
+        self.normed_matvec(x, pre, z, name="pre_expert")
+        logits = self.router(at, source, x)
         z = all_gather(graph, z, self.ranks)
         routes = self.routes(at, source, logits)
         top_k, post_eps = config.top_k, config.post_eps
@@ -319,19 +330,25 @@ class _Builder:
         return (self.rank * count if self.by_expert else 0), count
 
     # ---- operators -----------------------------------------------------------------------
-    def router(self, at: str, source: str, t: Buffer, norm: Buffer) -> Buffer:
+    def normed_matvec(self, x: _Stream, w: Buffer, y: Buffer, **options: Any) -> None:
+        """W C(x): of what the gated residual wrote, else normed on the way."""
+        if x.normed is None:
+            options |= {"norm": x.norm, "eps": self.config.eps}
+        matvec(self.graph, x.normed or x.s, w, y, **options)
+
+    def router(self, at: str, source: str, x: _Stream) -> Buffer:
         """The logits of all experts, on every rank; of a wide router each rank computes a part."""
         graph, config = self.graph, self.config
         ranks = self.ranks if self.shares_router() else 1
         logits = self.activation(f"{at}.router.logits", config.experts // ranks)
         matvec(
             graph,
-            t,
+            x.s,
             self.matrix(
                 f"{at}.router.w", f"{source}.gate", dtype=f32, cut=0 if ranks > 1 else None
             ),
             logits,
-            norm=norm,
+            norm=x.norm,
             eps=config.eps,
             scale=config.output_multiplier,
             exact=True,
@@ -375,12 +392,20 @@ class _Builder:
         branch: Buffer,
         stream: Buffer,
         name: str,
+        norm: Buffer | None,
         gain: Buffer | None = None,
         gathered: bool = False,
-    ) -> Buffer:
-        """The gated residual of a branch of which each rank has a term, or, gathered, columns."""
+    ) -> _Stream:
+        """The gated residual of a branch of which each rank has a term, or, gathered, columns; with
+        its norm, if there is one, for bf16 matrices.
+        """
         graph, config, source = self.graph, self.config, self.weights[f"{gate}.gate"]
-        out = self.activation(y, config.hidden)
+        out = _Stream(self.activation(y, config.hidden), norm)
+        options: dict[str, Any] = {"gain": gain, "eps": config.post_eps, "name": name}
+        if norm is not None and self.fuses_norms:
+            normed = graph.row_activation(f"{y}.normed", config.hidden, bf16)
+            out = out._replace(normed=normed)
+            options |= {"norm": norm, "normed": normed, "norm_eps": config.eps}
 
         def constant(which: int) -> NDArray[Any]:
             return gate_constants(read.converted(source, f32), config.gate_temperature)[which]
@@ -391,10 +416,7 @@ class _Builder:
         )
 
         def add(b: Operand, kind: int) -> None:
-            eps = config.post_eps
-            gated_residual(
-                graph, b, stream, alpha, beta, out, gain=gain, eps=eps, kind=kind, name=name
-            )
+            gated_residual(graph, b, stream, alpha, beta, out.s, kind=kind, **options)
 
         if self.ranks == 1:
             add(branch, SUM)
@@ -426,6 +448,10 @@ class _Builder:
     def vector(self, name: str, tensor: str) -> Buffer:
         source = self.weights[tensor]
         return self.graph.weight(name, source.shape, f32, read.stack([source], f32))
+
+    def input_norm(self, layer: int) -> Buffer:
+        tensor = f"{PREFIX}.layers.{layer}.input_layernorm.weight"
+        return self.gain(f"layers[{layer}].attention.norm", tensor)
 
     def gain(self, name: str, tensor: str) -> Buffer:
         source = self.weights[tensor]

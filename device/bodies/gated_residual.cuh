@@ -1,8 +1,11 @@
-// gated_residual on the GPU: y = alpha * stream + beta * R(branch * gain).
+// gated_residual on the GPU: y = alpha * stream + beta * R(branch * gain), normed = R(y) * norm.
 //
 // The contract is in graphs/ops/gated_residual.py. A tile is a range of columns and of rows; it
 // makes the mean square of its whole rows for itself (row_norm.cuh). Widths are multiples of 4.
+// With `normed` a tile is one whole row. Its granules are dealt to threads as for the norm in all
+// passes, so a thread norms the y that it wrote itself: the barrier is for the sum alone.
 #pragma once
+#include "../ptx.cuh"
 #include "row_norm.cuh"
 #include "rows.cuh"
 #include "slots.cuh"
@@ -13,7 +16,7 @@ struct gated_residual {
   static constexpr u32 kRowsMax = 16;
 
   struct Scratch {
-    RowNorm::Partial partial[kRowsMax];
+    RowNorm::Partial partial[kRowsMax];  // of a row alone: the branch's, then y's
   };
   static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
 
@@ -38,26 +41,61 @@ struct gated_residual {
       });
     }
     context.sync();
+    if (task.addr[kNormed] != 0) return finish_row(task, context, branch, rows.begin);
     const u32 first = task.tile[0] / 4, fours = (task.tile[1] - task.tile[0]) / 4;
     for (u32 at = context.thread; at < (rows.end - rows.begin) * fours;
          at += context.team_threads) {
-      const u32 here = at / fours, i = first + at % fours;
-      const u64 row = u64(rows.begin + here) * hidden;
-      const f32 scale = RowNorm::scale(scratch.partial[here], hidden, eps);
-      const float4 kept =
-          mul4(read4(arg<const f32>(task, 3), i), read4(arg<const f32>(task, 2) + row, i));
-      const float4 normed = scale4(gained(branch, rows.begin + here, gain, i), scale);
-      const float4 y = fma4(read4(arg<const f32>(task, 4), i), normed, kept);
-      reinterpret_cast<float4*>(arg<f32>(task, 5) + row)[i] = y;
+      const u32 here = at / fours;
+      add_granule(task, branch, rows.begin + here, first + at % fours,
+                  RowNorm::scale(scratch.partial[here], hidden, eps));
     }
   }
 
  private:
+  static constexpr u32 kNorm = 6, kNormed = 7;  // arguments
+
   // Granule `i` of a row of the branch, of one rank or put together from all; of these one after
   // another, since registers for more loads at once would be spilled by other bodies of a kernel.
   GPURT_FN static float4 gained(const SlotsOf<float4>& branch, u32 row, const f32* gain, u32 i) {
     const float4 v = slots_piece<1, float4>(branch, row, i, nullptr);
     return gain == nullptr ? v : mul4(v, read4(gain, i));
+  }
+
+  // Granule `i` of a row of y, stored. scale: of the row's norm.
+  GPURT_FN static float4 add_granule(const TaskRecord& task, const SlotsOf<float4>& branch, u32 row,
+                                     u32 i, f32 scale) {
+    const u64 begin = u64(row) * task.param[0];
+    const float4 kept =
+        mul4(read4(arg<const f32>(task, 3), i), read4(arg<const f32>(task, 2) + begin, i));
+    const float4 normed = scale4(gained(branch, row, arg<const f32>(task, 1), i), scale);
+    const float4 y = fma4(read4(arg<const f32>(task, 4), i), normed, kept);
+    reinterpret_cast<float4*>(arg<f32>(task, 5) + begin)[i] = y;
+    return y;
+  }
+
+  // y of a whole row with its squares, then R(y) * norm of the granules that this thread wrote.
+  GPURT_FN static void finish_row(const TaskRecord& task, const BodyContext& context,
+                                  const SlotsOf<float4>& branch, u32 row) {
+    Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
+    const u32 hidden = task.param[0], pieces = hidden / 4;
+    const f32 scale = RowNorm::scale(scratch.partial[0], hidden, param_f32(task, 1));
+    RowNorm::sum(scratch.partial[1], pieces, context, [&](u32 i, f32 sum) {
+      return RowNorm::add4(add_granule(task, branch, row, i, scale), sum);
+    });
+    context.sync();
+    const f32 by = RowNorm::scale(scratch.partial[1], hidden, param_f32(task, 6));
+    const bool is_bf16 = task.param[7] == kBf16;
+    const u64 begin = u64(row) * hidden;
+    for (u32 i = context.thread; i < pieces; i += context.team_threads) {
+      const float4 y = read4(arg<const f32>(task, 5) + begin, i);
+      const float4 v = mul4(scale4(y, by), read4(arg<const f32>(task, kNorm), i));
+      if (is_bf16) {
+        reinterpret_cast<uint2*>(arg<u16>(task, kNormed) + begin)[i] =
+            make_uint2(pack_bf16x2(v.x, v.y), pack_bf16x2(v.z, v.w));
+      } else {
+        reinterpret_cast<float4*>(arg<f32>(task, kNormed) + begin)[i] = v;
+      }
+    }
   }
 };
 

@@ -1,8 +1,8 @@
-// gated_residual: y = alpha * stream + beta * R(branch * gain), for every row of a step.
-// graphs/ops/gated_residual.py has the contract.
+// gated_residual: y = alpha * stream + beta * R(branch * gain) and normed = R(y) * norm, for every
+// row of a step. graphs/ops/gated_residual.py has the contract.
 //
 // A tile is a range of columns and makes the mean square of the whole row for itself: reading a row
-// again from L2 costs less than one more task and its edges.
+// again from L2 costs less than one more task and its edges. With `normed` it has all columns.
 #pragma once
 #include "context.hpp"
 #include "norm.hpp"
@@ -22,7 +22,11 @@ struct GatedTask {
   f32* y;             // [rows, hidden]
   u32 hidden;
   f32 eps;
-  u32 begin, end;  // columns
+  u32 begin, end;   // columns
+  const f32* norm;  // [hidden]
+  void* normed;     // [rows, hidden] f32 or bf16; null: not wanted
+  f32 norm_eps;
+  bool normed_is_bf16;
 };
 
 }  // namespace gpurt::host
@@ -48,6 +52,10 @@ struct gated_residual {
                    record.param[4] == kSlotsSum};
     task.begin = record.tile[0];
     task.end = record.tile[1];
+    task.norm = arg<const f32>(record, 6);
+    task.normed = arg<void>(record, 7);
+    task.norm_eps = param_f32(record, 6);
+    task.normed_is_bf16 = record.param[7] == kBf16;
     GPURT_AT_LEVEL(gated_residual_run, task, context);
     return kFaultNone;
   }

@@ -2,13 +2,16 @@
 
   R(v) = v * rsqrt(mean(v^2) + eps) over the whole row; gain is applied before it, absent: 1
   alpha, beta: [H] constants of the model, one a channel, folded at load
+  normed = R(y) * norm, optional: what the matvecs behind would make of y, each of its tasks anew.
+           In bf16 they read half the bytes and convert nothing.
 
 The branch may be slots of a collective, [ranks, rows, W]: their sum, or the slots side by side, see
 collect.py. It is put together here, by every tile for its whole rows, with collect's bits: reading
 a row of each rank from L2 costs less than a task in between and its edges.
 
 A tile is a range of columns; each computes the mean square of the whole row, in one fixed order.
-On cuda also of rows: coords = (column begin, column end, row begin, row end).
+On cuda also of rows: coords = (column begin, column end, row begin, row end). With `normed` a tile
+has all columns, since y's own mean square is in it: on cuda one row, on the host all rows.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.buffer import bf16, f32
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.collect import SIDE_BY_SIDE, SUM, assembled
+from gpurt.graphs.ops.dtypes import dtype_code
 from gpurt.graphs.ops.publish import slots_stride
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 from gpurt.graphs.ops.rows_cuda import FLOATS, row_blocks
@@ -42,22 +47,33 @@ def gated_residual(
     y: Operand,
     *,
     gain: Operand | None = None,
+    norm: Operand | None = None,
+    normed: Operand | None = None,
     eps: float,
+    norm_eps: float = 0.0,
     kind: int = SUM,
     name: str = "gated_residual",
 ) -> Operator:
-    """Add y = alpha * stream + beta * R(branch * gain).
+    """Add y = alpha * stream + beta * R(branch * gain), and normed = R(y) * norm if it is given.
 
-    branch, stream, y: [rows, H] f32. gain, alpha, beta: [H] f32. kind: of slots as a branch.
-    Raises: GraphError if the widths differ.
+    branch, stream, y: [rows, H] f32. gain, alpha, beta, norm: [H] f32. normed: [rows, H] f32 or
+    bf16, with norm_eps. kind: of slots as a branch.
+    Raises: GraphError if the widths differ, or if one of norm and normed is absent.
     """
+    if (norm is None) != (normed is None):
+        msg = f"{'normed' if norm is None else 'norm'} alone - at {graph.name}.{name}"
+        raise GraphError(f"{msg} - give both norm and normed, or none")
+    dtype = f32 if normed is None else region_of(normed).buffer.dtype
+    if dtype not in (f32, bf16):
+        raise GraphError(f"normed is {dtype} - at {graph.name}.{name} - use f32 or bf16")
     *slots, _, width = region_of(branch).shape
     ranks = slots[0] if slots else 1
-    operands = (stream, alpha, beta, y, *(() if gain is None else (gain,)))
+    optional = [operand for operand in (gain, norm, normed) if operand is not None]
+    operands = (stream, alpha, beta, y, *optional)
     widths = [width * (ranks if kind == SIDE_BY_SIDE else 1)]
     widths += [region_of(operand).shape[-1] for operand in operands]
     if len(set(widths)) != 1:
-        msg = f"widths {widths} of branch, stream, alpha, beta, y and gain"
+        msg = f"widths {widths} of branch, stream, alpha, beta, y, then gain, norm, normed"
         raise GraphError(f"{msg} - at {graph.name}.{name} - they must be equal")
     return graph.op(
         GATED_RESIDUAL,
@@ -68,6 +84,8 @@ def gated_residual(
             "alpha": alpha,
             "beta": beta,
             "y": y,
+            "norm": norm,
+            "normed": normed,
         },
         name=name,
         hidden=widths[0],
@@ -76,24 +94,28 @@ def gated_residual(
         ranks=ranks,
         kind=kind,
         stride=slots_stride(branch),
+        norm_eps=float(norm_eps),
+        normed_dtype=dtype_code(dtype),
     )
 
 
 def tile_gated_residual(op: Operator, target: Target) -> list[Tile]:
     """Ranges of columns; on cuda of columns and rows."""
     width = op.args["y"].shape[-1]
+    whole = "normed" in op.args
+    at_once = width if whole else _TILE_COLUMNS
     if target.kind == "cuda":
         if op.params["width"] % FLOATS:
             msg = f"slots of {op.params['width']} columns, the CUDA body takes multiples of"
             raise GraphError(f'{msg} {FLOATS} - at {op.path} - use device="host"')
         return [
-            make_gated_tile(op, begin, min(begin + _TILE_COLUMNS, width), rows)
-            for rows in row_blocks(op, "y", _TILE_ROWS_CUDA)
-            for begin in range(0, width, _TILE_COLUMNS)
+            make_gated_tile(op, begin, min(begin + at_once, width), rows)
+            for rows in row_blocks(op, "y", 1 if whole else _TILE_ROWS_CUDA)
+            for begin in range(0, width, at_once)
         ]
     return [
-        make_gated_tile(op, begin, min(begin + _TILE_COLUMNS, width))
-        for begin in range(0, width, _TILE_COLUMNS)
+        make_gated_tile(op, begin, min(begin + at_once, width))
+        for begin in range(0, width, at_once)
     ]
 
 
@@ -107,13 +129,16 @@ def make_gated_tile(
     reads = [part(branch, len(branch.shape) - 2, low, high)]
     reads.append(columns(part(args["stream"], 0, low, high), begin, end))
     reads += [columns(args[name], begin, end) for name in ("alpha", "beta")]
-    if "gain" in args:
-        reads.append(args["gain"])
+    reads += [args[name] for name in ("gain", "norm") if name in args]
     of_row = branch.shape[-1] * int(op.params["ranks"])
     cost_bytes = 4 * (of_row + 4 * (end - begin))
-    writes = (columns(part(args["y"], 0, low, high), begin, end),)
+    writes = [
+        columns(part(args[name], 0, low, high), begin, end)
+        for name in ("y", "normed")
+        if name in args
+    ]
     coords = (begin, end, *(rows or (0, 0)))
-    return Tile(coords, tuple(reads), writes, cost_bytes=cost_bytes)
+    return Tile(coords, tuple(reads), tuple(writes), cost_bytes=cost_bytes)
 
 
 def gated_residual_reference(
@@ -127,11 +152,18 @@ def gated_residual_reference(
     gain = array_of(op, arrays, "gain")
     if gain is not None:
         branch = branch * gain
-    square = np.mean(branch * branch, axis=-1, keepdims=True)
-    normed = branch / np.sqrt(square + np.float32(op.params["eps"]))
     stream = required(op, arrays, "stream")[:rows]
     alpha, beta = required(op, arrays, "alpha"), required(op, arrays, "beta")
-    required(op, arrays, "y")[:rows] = alpha * stream + beta * normed
+    y = alpha * stream + beta * _rms_normed(branch, op.params["eps"])
+    required(op, arrays, "y")[:rows] = y
+    if "normed" in op.args:
+        normed = _rms_normed(y, op.params["norm_eps"]) * required(op, arrays, "norm")
+        required(op, arrays, "normed")[:rows] = normed
+
+
+def _rms_normed(x: NDArray[np.float32], eps: float) -> NDArray[np.float32]:
+    square = np.mean(x * x, axis=-1, keepdims=True)
+    return np.asarray(x / np.sqrt(square + np.float32(eps)))
 
 
 GATED_RESIDUAL = Body(
@@ -143,8 +175,13 @@ GATED_RESIDUAL = Body(
         Arg("alpha", "r"),
         Arg("beta", "r"),
         Arg("y", "w"),
+        Arg("norm", "r", optional=True),
+        Arg("normed", "w", optional=True),
     ),
-    params=("hidden", "eps", "width", "ranks", "kind", "stride"),
+    params=(
+        *("hidden", "eps", "width", "ranks", "kind", "stride"),
+        *("norm_eps", "normed_dtype"),
+    ),
     tile=tile_gated_residual,
     reference=gated_residual_reference,
     ranks=True,

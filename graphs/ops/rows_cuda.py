@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 16
 FLOATS = 4  # of one load
+_OF_OTHER_DTYPES = ("routes", "normed")  # whose operators check them
 
 
 def row_blocks(op: Operator, arg: str, rows_a_tile: int) -> list[tuple[int, int]]:
@@ -28,6 +29,6 @@ def row_blocks(op: Operator, arg: str, rows_a_tile: int) -> list[tuple[int, int]
         msg = f"{width} columns, the CUDA body takes multiples of {FLOATS} - {where}"
         raise GraphError(f'{msg} - pad them, or use device="host"')
     for name, region in op.args.items():
-        if name != "routes" and region.buffer.dtype.name != "f32":
+        if name not in _OF_OTHER_DTYPES and region.buffer.dtype.name != "f32":
             raise GraphError(f"{name} is {region.buffer.dtype} - {where} - use f32")
     return [(begin, min(begin + rows_a_tile, rows)) for begin in range(0, rows, rows_a_tile)]

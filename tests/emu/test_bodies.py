@@ -36,6 +36,13 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("test_combine", "test_bits_do_not_depend_on_rows_or_team", ((64, 32, 40),)),
     ("test_gated_residual", "test_gated_residual_equals_its_reference", (192, True, 3)),
     ("test_gated_residual", "test_bits_do_not_depend_on_rows_or_team", (192,)),
+    ("test_gated_residual", "test_what_is_normed_equals_its_reference", (2052, "f32", 3)),
+    ("test_gated_residual", "test_what_is_normed_equals_its_reference", (192, "bf16", 3)),
+    (
+        "test_gated_residual",
+        "test_bits_of_what_is_normed_do_not_depend_on_rows_or_team",
+        (2052, "bf16"),
+    ),
     *(
         ("test_collectives", "test_each_part_equals_its_reference", (kind, width, rows, 0))
         for width, rows in ((36, 1), (16, 3))

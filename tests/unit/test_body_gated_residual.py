@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gpurt.body import Target
 from gpurt.graph import Graph, Operator
+from gpurt.graphs.ops.dtypes import to_float32, to_storage
 from gpurt.graphs.ops.gated_residual import GATED_RESIDUAL, gated_residual
 from tests.helpers.host_bodies import bodies, guarded, levels
 from tests.helpers.oracle import step_rows
@@ -131,3 +132,44 @@ def test_a_number_that_is_not_finite_stays_in_its_row(level: str) -> None:
     finite = np.isfinite(case.run(level, [(0, 16), (16, 40)]))
     assert not finite[1].any()
     assert finite[[0, 2]].all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("hidden", [1, 33, 2080])
+def test_what_is_normed_equals_the_reference(level: str, dtype: str, hidden: int) -> None:
+    case = Case(3, hidden)
+    rng, graph = np.random.default_rng(1), Graph(rows=PLAN_ROWS)
+    made = {
+        name: graph.activation(name, region.buffer.shape, "f32")
+        for name, region in case.operator().args.items()
+    }
+    norm = guarded(rng.uniform(0.2, 2, hidden).astype(np.float32))
+    normed = graph.activation("normed", (PLAN_ROWS, hidden), dtype)
+    op = gated_residual(
+        graph,
+        eps=case.eps,
+        norm=graph.weight("norm", (hidden,), "f32", norm),
+        normed=normed,
+        norm_eps=1e-3,
+        **made,
+    )
+    tiles = GATED_RESIDUAL.tile(op, Target("host", 2))
+    assert [tile.coords[:2] for tile in tiles] == [(0, hidden)]
+    shape = (PLAN_ROWS, hidden)
+    arrays = dict(case.arrays, norm=norm, y=guarded(np.full(shape, np.nan, np.float32)))
+    arrays["normed"] = guarded(to_storage(np.full(shape, np.nan, np.float32), normed.dtype))
+    step = step_rows(range(3), range(3))
+    coords = [tile.coords for tile in tiles]
+    kind, _ = bodies(level).run(
+        GATED_RESIDUAL, arrays, op.params, step, coords=coords, plan_rows=PLAN_ROWS
+    )
+    assert kind == 0
+    want = dict(arrays, y=np.full(shape, np.nan, np.float32))
+    want["normed"] = want["y"].copy()
+    assert GATED_RESIDUAL.reference is not None
+    GATED_RESIDUAL.reference(op, want, step)
+    assert arrays["y"].tobytes() == case.run(level).tobytes()
+    got = to_float32(arrays["normed"], normed.dtype)
+    tolerance = 5e-6 if dtype == "f32" else 2**-7
+    np.testing.assert_allclose(got, want["normed"], rtol=tolerance, atol=5e-6)

@@ -44,13 +44,14 @@ def summary(trace: Trace, waits: int = 10) -> dict[str, Any]:
     parts = analysis.split(trace)
     low, high = analysis.step_window(trace, step)
     rate, taken = figures.bandwidth(trace), figures.acceptance(trace)
+    late = late_ranks(trace)
     return {
         "name": trace.name,
         "device": trace.device,
         "workers": trace.workers,
         "ranks": trace.ranks,
         "clock_error_us": trace.clock_error_ns / 1e3,
-        "late_ranks": None if (late := late_ranks(trace)) is None else asdict(late),
+        "late_ranks": {} if late is None else asdict(late),
         "spans": len(trace.spans),
         "dropped_spans": trace.dropped,
         "whole_steps": len(trace.whole_steps),

@@ -59,6 +59,13 @@ struct alignas(16) Slot {
 static_assert(sizeof(Slot) == 336);
 constexpr u32 kNotChosen = 0xFFFFFFFFu;
 
+#ifndef GPURT_EXPERTS  // whether tasks of a plan stream experts: kernels of others know none
+#define GPURT_EXPERTS 0
+#endif
+GPURT_FN bool streams_expert(const TaskRecord& task) {
+  return GPURT_EXPERTS != 0 && (task.flags & kTaskExpertStream) != 0;
+}
+
 struct SharedMemory {
   u8 ring[kStageCount][kStageRoom];
   u8 scratch[kScratchBytes];

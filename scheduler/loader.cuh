@@ -118,9 +118,7 @@ struct Loader {
     return true;
   }
 
-  __device__ static bool is_expert(u32 turn) {
-    return (slot_of(turn).record.flags & kTaskExpertStream) != 0;
-  }
+  __device__ static bool is_expert(u32 turn) { return streams_expert(slot_of(turn).record); }
 
   // Where slot `streamed`'s weights lie. False: its decider has not run yet.
   __device__ bool open_expert(Slot& slot) {
@@ -158,6 +156,7 @@ struct Loader {
   // Whether the edges of the oldest slot not looked at are met, if it has an expert and that is
   // known. True: one step was made.
   __device__ bool look() {
+    if (GPURT_EXPERTS == 0) return false;
     const u32 known = is_open ? streamed + 1 : streamed;
     if (chosen < known) chosen = known;
     if (looked < freed) looked = freed;
@@ -173,7 +172,7 @@ struct Loader {
 
   // While there is nothing else to do: the expert of a further task. True: one step was made.
   __device__ bool choose_ahead() {
-    if (chosen == fetched ||
+    if (GPURT_EXPERTS == 0 || chosen == fetched ||
         !mbarrier_test_wait(shared_address(&shared().slot_full[chosen % kSlotCount]),
                             slot_parity(chosen)))
       return false;
@@ -197,6 +196,7 @@ struct Loader {
 
   // No warp may wait any longer for the edges of an experts' task, and all must take the same way.
   __device__ void give_up_edges() const {
+    if (GPURT_EXPERTS == 0) return;
     for (u32 turn = freed; turn != fetched; ++turn) {
       wait_record(turn);
       Slot& slot = slot_of(turn);
@@ -236,7 +236,7 @@ struct Loader {
   }
 
   // Whether the team may wait for what look() has not seen yet.
-  __device__ bool must_look() const { return looked < chosen; }
+  __device__ bool must_look() const { return GPURT_EXPERTS != 0 && looked < chosen; }
 
   // Nothing could be done: let the hardware wait for what the loader needs next. A spin would take
   // issue slots from the team; a queue in global memory has nothing to wait on but polls.

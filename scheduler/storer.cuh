@@ -93,7 +93,7 @@ struct SpanWriter {
     span.wait = static_cast<u32>(static_cast<f32>(wait) * scale);
     span.stall = static_cast<u32>(static_cast<f32>(slot.stall) * scale);
     span.run = static_cast<u32>(static_cast<f32>(run) * scale);
-    const bool is_expert = (slot.record.flags & kTaskExpertStream) != 0;
+    const bool is_expert = streams_expert(slot.record);
     span.chosen = is_expert ? chosen_word(slot.chosen[0], slot.chosen[1]) : 0;
     all.add(span);
     if (slot.step % gpurt_program.sample_period == 0) sampled.add(span);

@@ -69,7 +69,7 @@ GPURT_FN void pass_edges(Slot& slot, bool new_step, bool streams) {
 GPURT_FN bool enter_slot(u32 turn, bool new_step, bool syncs) {
   Slot& slot = slot_of(turn);
   trace_begin(turn);
-  const bool streams = (slot.record.flags & kTaskExpertStream) != 0;
+  const bool streams = streams_expert(slot.record);
   const bool waits = streams || (slot.record.wait_count != 0 && slot.is_met == kNotMet);
   if (!new_step && !waits && !syncs) return true;
   if ((new_step || waits) && threadIdx.x < 32) pass_edges(slot, new_step, streams);

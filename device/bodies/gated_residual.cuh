@@ -16,7 +16,8 @@ struct gated_residual {
   static constexpr u32 kRowsMax = 16;
 
   struct Scratch {
-    RowNorm::Partial partial[kRowsMax];  // of a row alone: the branch's, then y's
+    RowNorm::Partial partial[kRowsMax];  // of the branch
+    RowNorm::Partial of_y;
   };
   static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
 
@@ -41,14 +42,17 @@ struct gated_residual {
       });
     }
     context.sync();
-    if (task.addr[kNormed] != 0) return finish_row(task, context, branch, rows.begin);
     const u32 first = task.tile[0] / 4, fours = (task.tile[1] - task.tile[0]) / 4;
-    for (u32 at = context.thread; at < (rows.end - rows.begin) * fours;
-         at += context.team_threads) {
-      const u32 here = at / fours;
-      add_granule(task, branch, rows.begin + here, first + at % fours,
-                  RowNorm::scale(scratch.partial[here], hidden, eps));
+#pragma unroll 1
+    for (u32 row = rows.begin; row < rows.end; ++row) {
+      const f32 scale = RowNorm::scale(scratch.partial[row - rows.begin], hidden, eps);
+      RowNorm::sum(scratch.of_y, fours, context, [&](u32 i, f32 sum) {
+        return RowNorm::add4(add_granule(task, branch, row, first + i, scale), sum);
+      });
     }
+    if (task.addr[kNormed] == 0) return;
+    context.sync();
+    norm_row(task, context, rows.begin, scratch.of_y);
   }
 
  private:
@@ -73,17 +77,11 @@ struct gated_residual {
     return y;
   }
 
-  // y of a whole row with its squares, then R(y) * norm of the granules that this thread wrote.
-  GPURT_FN static void finish_row(const TaskRecord& task, const BodyContext& context,
-                                  const SlotsOf<float4>& branch, u32 row) {
-    Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
+  // R(y) * norm of a whole row, of the granules that this thread wrote.
+  GPURT_FN static void norm_row(const TaskRecord& task, const BodyContext& context, u32 row,
+                                const RowNorm::Partial& squares) {
     const u32 hidden = task.param[0], pieces = hidden / 4;
-    const f32 scale = RowNorm::scale(scratch.partial[0], hidden, param_f32(task, 1));
-    RowNorm::sum(scratch.partial[1], pieces, context, [&](u32 i, f32 sum) {
-      return RowNorm::add4(add_granule(task, branch, row, i, scale), sum);
-    });
-    context.sync();
-    const f32 by = RowNorm::scale(scratch.partial[1], hidden, param_f32(task, 6));
+    const f32 by = RowNorm::scale(squares, hidden, param_f32(task, 6));
     const bool is_bf16 = task.param[7] == kBf16;
     const u64 begin = u64(row) * hidden;
     for (u32 i = context.thread; i < pieces; i += context.team_threads) {

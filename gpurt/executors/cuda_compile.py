@@ -239,6 +239,7 @@ def _features(plan: Plan) -> list[str]:
             t.body == "embed" and any(float(p) != 1 for p in t.params[3:4]) for t in tasks
         ),
         "GPURT_TREES": any(t.body == "attention_commit" for t in tasks),
+        "GPURT_EXPERTS": any(t.expert is not None for t in tasks),
         "GPURT_OWN_ROWS": any(t.flags & TASK_OWN_ROWS for t in tasks),
     }
     return [f"#define {name} 1" for name, wanted in found.items() if wanted]

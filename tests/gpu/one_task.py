@@ -201,6 +201,7 @@ def header(body: str, struct: str, team_warps: int, features: Sequence[str] = ()
             f"namespace gpurt {{ constexpr u32 kTeamWarps = {team_warps}, kStageCount = 2,"
             f" kStageRoom = {STAGE_ROOM_BYTES}; }}",
             *(f"#define {name} 1" for name in features),
+            f"#define GPURT_EXPERTS {int(body == 'expert_matvec')}",
             '#include "bodies/body_list.cuh"',
             f'#include "bodies/{body}.cuh"',
             f"namespace gpurt {{ using Bodies = BodyList<{struct or body}>; }}",

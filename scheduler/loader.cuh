@@ -3,8 +3,8 @@
 //
 //   take (TaskSource) -> record copy -> slot_full        up to kSlotCount tasks ahead if static
 //   its stages, in order: wait stage_empty -> bulk copy -> stage_full
-//   an expert's: its decider's counter -> which expert, into the slot -> its stages; and whether its
-//   edges are met, into the slot too
+//   an expert's: its decider's counter -> which expert, into the slot -> its stages; and whether
+//   its edges are met, into the slot too
 //
 // One lane does it all: a bulk copy takes one thread about 115 ns to issue, a 32 KB stage takes
 // the memory a microsecond. Nothing in here blocks but the ends of rings: a queue that is still

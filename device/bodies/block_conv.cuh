@@ -6,6 +6,7 @@
 // group or four coefficients are read.
 #pragma once
 #include "row_norm.cuh"
+#include "rows.cuh"
 
 namespace gpurt {
 
@@ -20,9 +21,10 @@ struct block_conv {
 
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
-    const u32 hidden = task.param[0], taps = task.param[1], begin = task.tile[2];
-    const u32 rows = task.tile[3] < context.step->rows ? task.tile[3] : context.step->rows;
-    if (begin >= rows) return;
+    const u32 hidden = task.param[0], taps = task.param[1];
+    const TileRows own = TileRows::of(task, context);
+    const u32 begin = own.begin, rows = own.end;
+    if (begin >= rows) return;  // all threads
     const f32* x = arg<const f32>(task, 0);
     if (context.thread < rows) scratch.before[context.thread] = rows_before(context, taps - 1);
     if (task.addr[1] != 0) {

@@ -76,16 +76,20 @@ def test_tokens_equal_the_oracle_where_its_margin_is_wide() -> None:
     assert wide >= COUNT // 2, "too few margins are wide"
 
 
-def test_logits_are_within_a_fiftieth_of_the_oracle() -> None:
-    executor = load()
+def after_one_token(executor: Any, prompt: list[int]) -> tuple[Any, dict[int, Any]]:
+    """Logits, and the routes of the layers with experts. Closes the executor."""
     try:
-        generate(executor, PROMPT, 1)
+        generate(executor, prompt, 1)
         executor.host.request_exit()
         assert executor.join(10)
-        got = executor.read("logits")[0]
         routes = {n: executor.read(f"layers[{n}].routes") for n in (0, 1)}
+        return executor.read("logits")[0], routes
     finally:
         executor.close()
+
+
+def test_logits_are_within_a_fiftieth_of_the_oracle() -> None:
+    got, routes = after_one_token(load(), PROMPT)
     oracle = GraphOracle(tiny_muse())
     oracle.generate(PROMPT, 1)
     for layer, words in routes.items():
@@ -210,15 +214,7 @@ def hostile(case: str) -> Graph:
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_routing_equals_the_oracle(case: str, policy: Any) -> None:
     graph, prompt = hostile(case), PROMPT[:32]
-    executor = load(graph, policy=policy)
-    try:
-        generate(executor, prompt, 1)
-        executor.host.request_exit()
-        assert executor.join(10)
-        logits = executor.read("logits")[0]
-        routes = {n: executor.read(f"layers[{n}].routes") for n in (0, 1)}
-    finally:
-        executor.close()
+    logits, routes = after_one_token(load(graph, policy=policy), prompt)
     oracle = GraphOracle(graph)
     oracle.generate(prompt, 1)
     for layer, words in routes.items():

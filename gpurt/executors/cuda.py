@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -32,12 +31,12 @@ from gpurt.executors.base import Executor, HostView, Options, RawTrace, whole_sp
 from gpurt.executors.contents import contents_of
 from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, KernelCode, compile_kernel
 from gpurt.executors.cuda_driver import STAGING_BYTES, Device, Kernel
+from gpurt.executors.symmetric import Symmetric
 from gpurt.graph import Graph
 from gpurt.plan import MEMORIES, TWO_SETS, Plan, PlanBuffer, align_up, name_in_variant
 from gpurt.progress import Progress
 
 SENTINEL_BYTE = 0xFF
-MARK_BYTE = 0x5A  # what ranks leave in each other's memory to prove that it is mapped
 _RESET = ("counters", "arrived", "ready_slots", "cursors", "held_tickets", "slots")
 _END_TIMEOUT_S = 10.0
 DISPLAY_RESIDENCY_MS = 1000  # a display's GPU: drivers end kernels that run for some 2 s
@@ -61,18 +60,17 @@ def load(
     options: Options,
     progress: Progress | None = None,
     device_index: int = 0,
-    staged: bool = False,
+    shared: Symmetric | None = None,
 ) -> CudaExecutor:
     """Compile, allocate and upload a plan; nothing is launched yet.
 
-    progress: called as (what, done, total). staged: symmetric memory lies in the host's, which
-    every GPU reaches: slower, and needs no peer access. Raises: DeviceError if the device is
-    missing, too small, or cannot hold every block at once; GraphError if a user's CUDA struct does
-    not compile.
+    progress: called as (what, done, total). shared: where the ranks of a group meet.
+    Raises: DeviceError if the device is missing, too small, or cannot hold every block at once;
+    GraphError if a user's CUDA struct does not compile.
     """
     device = Device.open(device_index)
     with device.current():
-        return CudaExecutor(plan, graph, options, device, progress or _silent, staged)
+        return CudaExecutor(plan, graph, options, device, progress or _silent, shared)
 
 
 class CudaExecutor:
@@ -85,10 +83,10 @@ class CudaExecutor:
         options: Options,
         device: Device,
         progress: Progress,
-        staged: bool,
+        shared: Symmetric | None,
     ) -> None:
         """Use `load`."""
-        self.plan, self.launches, self._staged = plan, 0, staged
+        self.plan, self.launches, self._shared = plan, 0, shared
         self._options, self._device, self._closed = options, device, False
         self._copy_lock = threading.Lock()
         self._memory = _Memory()
@@ -117,37 +115,6 @@ class CudaExecutor:
     def ranks(self) -> tuple[Executor, ...]:
         """Itself."""
         return (self,)
-
-    # ---- ranks -------------------------------------------------------------------------------
-    @property
-    def symmetric_address(self) -> int:
-        """Where this rank's symmetric memory begins, for all ranks."""
-        return self._memory.sections["symmetric"]
-
-    def connect(self, addresses: Sequence[int]) -> None:
-        """Tell it where every rank's symmetric memory begins, before the first launch."""
-        peers = np.array(addresses, np.uint64)
-        with self._copy_lock, self._device.current():
-            self._device.upload(self._memory.sections["peers"], peers, self._staging, self._copies)
-
-    def reach(self, others: Sequence[CudaExecutor]) -> bool:
-        """Map the memory of other ranks, and leave this rank's mark in it. False: it cannot be."""
-        mark = wire.field_offset(wire.RANK_CONTROL, "pad") + self._options.rank
-        with self._device.current():
-            for other in others:
-                if not self._staged:
-                    if not self._device.can_reach(other._device):
-                        return False
-                    self._device.reach(other._device)
-                self._device.fill(other.symmetric_address + mark, MARK_BYTE, 1, self._copies)
-            self._device.wait(self._copies)
-        return True
-
-    def is_marked(self) -> bool:
-        """Whether every other rank's mark came here: a mapping may be claimed and not work."""
-        begin = wire.field_offset(wire.RANK_CONTROL, "pad")
-        marks = self._download(self.symmetric_address + begin, self._options.rank_count)
-        return bool((np.delete(marks, self._options.rank) == MARK_BYTE).all())
 
     # ---- protocol ----------------------------------------------------------------------------
     def launch(self) -> None:
@@ -325,12 +292,15 @@ class CudaExecutor:
         device, memory, plan = self._device, self._memory, self.plan
         host: dict[str, NDArray[Any]] = {}
         sections = program.zeroed(plan, self._options)
+        if self._shared is not None:
+            memory.sections["symmetric"] = self._shared.addresses[self._options.rank]
+            del sections["symmetric"]
         # What a launch zeroes lies in one piece.
         order = [*_RESET, *(n for n in sections if n not in _RESET)]
         offsets, size = {}, 0
         for name in order:
             section = sections[name]
-            if section.place == "host" or (self._staged and name == "symmetric"):
+            if section.place == "host":
                 raw = device.host_mapped(section.size_bytes)[: section.size_bytes]
                 host[name] = raw.view(section.dtype).reshape(section.shape)
                 memory.sections[name] = int(raw.ctypes.data)
@@ -404,7 +374,8 @@ class CudaExecutor:
             device.upload(address, array, self._staging, self._copies)
             self._memory.sections[name] = address
         header = program.header(plan, self._options, self._memory.sections, tick_ns=SPAN_TICK_NS)
-        peers = np.array([self._memory.sections["symmetric"]], np.uint64)
+        alone = (self._memory.sections["symmetric"],)
+        peers = np.array(alone if self._shared is None else self._shared.addresses, np.uint64)
         device.upload(self._memory.sections["peers"], peers, self._staging, self._copies)
         pointer, size = self._kernel.symbol(PROGRAM_SYMBOL)
         if size != wire.PROGRAM.itemsize:

@@ -1,35 +1,29 @@
 """Group: the executors of several ranks as one Executor. Rank 0's host memory is its front.
 
-Owns: that all ranks know each other's symmetric memory, are launched together and end together.
-Does not know: what ranks tell each other (scheduler/ranks.hpp), and where one of them runs.
+Owns: that all ranks are launched together and end together. Does not know: what ranks tell each
+other (scheduler/ranks.hpp), where they meet (symmetric.py), and where one of them runs.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpurt import _native
-from gpurt.errors import DeviceError
-from gpurt.executors import host
+from gpurt.executors import host, program
 from gpurt.executors.base import Executor, Options, RawTrace
+from gpurt.executors.symmetric import GpuMemory, Symmetric, free_all, map_gpus
 from gpurt.graph import Graph
 from gpurt.plan import Plan
 from gpurt.planner.check_ranks import check_group
 from gpurt.progress import Progress
 
-if TYPE_CHECKING:
-    from gpurt.executors import cuda
-
 _LAG_NAP_S = 20e-6  # ranks end a step within one of its hops
-
-log = logging.getLogger("gpurt")
 
 
 def load(
@@ -41,75 +35,43 @@ def load(
 ) -> Group:
     """Load a group's plans, one a device, by rank.
 
-    progress: called as (what, done, total). Raises: DeviceError for devices that cannot reach each
-    other, and what loading one plan raises.
+    progress: called as (what, done, total). Raises: PlanError if they are not of one group,
+    DeviceError for devices that cannot reach each other, and what loading one plan raises.
     """
+    check_group(plans)
     ranks = [replace(options, rank=rank, rank_count=len(plans)) for rank in range(len(plans))]
-    rows = list(zip(plans, graphs, ranks, devices, strict=True))
+    size = program.symmetric_layout(plans[0], ranks[0]).size_bytes
+    rows = list(zip(plans, graphs, ranks, strict=True))
     if plans[0].target.kind == "host":
+        arrays = [host.map_zeroed(size) for _ in plans]
+        shared = Symmetric(tuple(int(array.ctypes.data) for array in arrays), arrays)
         parking = _native.Parking()
-        return Group([host.load(p, g, o, progress, parking) for p, g, o, _ in rows])
+        return Group([host.load(*row, progress, parking, shared) for row in rows])
     from gpurt.executors import cuda
 
-    def load_all(staged: bool) -> list[cuda.CudaExecutor]:
-        indices = [int(name.removeprefix("cuda:")) for *_, name in rows]
-        loaded: list[cuda.CudaExecutor] = []
-        try:
-            for (p, g, o, _), index in zip(rows, indices, strict=True):
-                loaded.append(cuda.load(p, g, o, progress, index, staged))
-        except BaseException:
-            _close(loaded)
-            raise
-        return loaded
-
-    for staged in (False, True):
-        loaded = load_all(staged)
-        if _is_mapped(loaded):
-            return Group(loaded)
-        _close(loaded)
-        log.warning("%s: no peer access, ranks meet in host memory", ", ".join(devices))
-    msg = f"{', '.join(devices)} reach neither each other nor host memory"
-    raise DeviceError(f"{msg} - at {plans[0].name} - run on one of them")
-
-
-def _is_mapped(loaded: Sequence[cuda.CudaExecutor]) -> bool:
-    """Whether every rank's writes came to every other rank's symmetric memory."""
-    for executor in loaded:
-        if not executor.reach([other for other in loaded if other is not executor]):
-            return False
-    return all(executor.is_marked() for executor in loaded)
-
-
-def _close(loaded: Sequence[Executor]) -> None:
-    for executor in loaded:
-        executor.close()
-
-
-class RankExecutor(Executor, Protocol):
-    """An Executor that can be a rank."""
-
-    @property
-    def symmetric_address(self) -> int:
-        """Where its symmetric memory begins, for all ranks."""
-
-    def connect(self, addresses: Sequence[int]) -> None:
-        """Tell it where every rank's symmetric memory begins, before the first launch."""
+    indices = [int(name.removeprefix("cuda:")) for name in devices]
+    memories = map_gpus(indices, size, plans[0].name)
+    shared = Symmetric(tuple(memory.address for memory in memories), memories)
+    loaded: list[Executor] = []
+    try:
+        for row, index in zip(rows, indices, strict=True):
+            loaded.append(cuda.load(*row, progress, index, shared))
+    except BaseException:
+        for executor in loaded:
+            executor.close()
+        free_all(memories)
+        raise
+    return Group(loaded, memories)
 
 
 class Group:
     """Several ranks. Thread-safe but for `launch` and `close`, as every Executor."""
 
-    def __init__(self, ranks: Sequence[RankExecutor]) -> None:
-        """Connect loaded executors, in the order of their ranks. Raises: PlanError if their plans
-        are not those of one group.
-        """
-        check_group([executor.plan for executor in ranks])
-        self._ranks = tuple(ranks)
+    def __init__(self, ranks: Sequence[Executor], memories: Sequence[GpuMemory] = ()) -> None:
+        """Loaded executors, in the order of their ranks; memories: freed after all of them."""
+        self._ranks, self._memories = tuple(ranks), memories
         self.plan, self.host, self.launches = ranks[0].plan, ranks[0].host, 0
         self.host.peers = tuple(executor.host for executor in ranks[1:])
-        addresses = [executor.symmetric_address for executor in ranks]
-        for executor in ranks:
-            executor.connect(addresses)
 
     @property
     def ranks(self) -> tuple[Executor, ...]:
@@ -173,3 +135,4 @@ class Group:
             pass  # a Python body runs to its end
         for executor in self._ranks:
             executor.close()
+        free_all(self._memories)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import mmap
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from gpurt.errors import ClosedError, ConfigError, DeviceError, PlanError
 from gpurt.executors import program
 from gpurt.executors.base import Executor, HostView, Options, RawTrace, whole_spans
 from gpurt.executors.contents import contents_of
+from gpurt.executors.symmetric import Symmetric
 from gpurt.graph import Graph
 from gpurt.plan import Plan, PlanBuffer, PlanRegion, rank_counters
 from gpurt.progress import Progress
@@ -44,11 +45,12 @@ def load(
     options: Options,
     progress: Progress | None = None,
     parking: _native.Parking | None = None,
+    shared: Symmetric | None = None,
 ) -> HostExecutor:
     """Allocate, fill weights and state, and make the workers' program. Starts nothing.
 
-    progress: called as (what, done, total). parking: of a group, where all of its workers sleep.
-    Raises: PlanError, GraphError, DeviceError; ConfigError
+    progress: called as (what, done, total). Of a group: parking, where all of its workers sleep,
+    and shared, where its ranks meet. Raises: PlanError, GraphError, DeviceError; ConfigError
     for a bad GPURT_SIMD.
     """
     try:
@@ -62,12 +64,18 @@ def load(
     if polled:
         msg = f"{polled} payload buffers, which host threads do not poll - at {plan.name}"
         raise PlanError(f'{msg} - plan with edges="counter"')
+    layout = program.symmetric_layout(plan, options)
     sections = {
         name: np.zeros(0, s.dtype) if s.size_bytes == 0 else _allocate(s)
         for name, s in program.zeroed(plan, options).items()
+        if name != "symmetric"
     }
-    sections["peers"][options.rank] = _address(sections["symmetric"])
-    symmetric = sections["symmetric"][program.symmetric_layout(plan, options).buffers :]
+    if shared is None:
+        own = map_zeroed(layout.size_bytes)
+        shared = Symmetric((_address(own),) * options.rank_count, own)
+    sections["symmetric"] = shared.view(options.rank, layout.size_bytes)
+    sections["peers"][:] = shared.addresses
+    symmetric = sections["symmetric"][layout.buffers :]
     memory = _Memory(plan, graph, symmetric, progress)
     addresses = program.buffer_addresses(plan, memory.bases, _address(sections["step_state"]))
     for index, array in enumerate(memory.arrays):
@@ -88,6 +96,7 @@ def load(
         callbacks,
         table_names,
         parking or _native.Parking(),
+        shared,
     )
 
 
@@ -104,12 +113,18 @@ class HostExecutor:
         callbacks: list[Callable[[], object] | None],
         bodies: list[str | None],
         parking: _native.Parking,
+        shared: Symmetric,
     ) -> None:
         """Made by `load`."""
         self.plan, self.options, self.launches = plan, options, 0
         self._memory, self._sections, self._header = memory, sections, header
         self._native = _native.HostExecutor(
-            _address(header), bodies, callbacks, (memory, sections, header), SCRATCH_BYTES, parking
+            _address(header),
+            bodies,
+            callbacks,
+            (memory, sections, header, shared),
+            SCRATCH_BYTES,
+            parking,
         )
         self.host: HostView = _ThreadView(sections, self._native)
         self._closed = False
@@ -119,15 +134,6 @@ class HostExecutor:
     def ranks(self) -> tuple[Executor, ...]:
         """Itself."""
         return (self,)
-
-    @property
-    def symmetric_address(self) -> int:
-        """Where this rank's symmetric memory begins."""
-        return _address(self._sections["symmetric"])
-
-    def connect(self, addresses: Sequence[int]) -> None:
-        """Tell it where every rank's symmetric memory begins, before the first launch."""
-        self._sections["peers"][:] = addresses
 
     def launch(self) -> None:
         """Zero the counters and start all workers. Raises: DeviceError, ClosedError."""
@@ -246,7 +252,7 @@ class _Memory:
         self.plan = plan
         self.arrays: list[NDArray[np.uint8] | None] = [None] * len(plan.buffers)
         self._arenas = {
-            memory: _map_zeroed(plan.arena_bytes(memory))
+            memory: map_zeroed(plan.arena_bytes(memory))
             for memory in ("weight", "state", "activation", "payload")
         }
         self._arenas["symmetric"] = symmetric
@@ -359,11 +365,11 @@ def _callback(
 
 
 def _allocate(section: program.Section) -> NDArray[Any]:
-    data = _map_zeroed(section.size_bytes)
+    data = map_zeroed(section.size_bytes)
     return data[: section.size_bytes].view(section.dtype).reshape(section.shape)
 
 
-def _map_zeroed(size_bytes: int) -> NDArray[np.uint8]:
+def map_zeroed(size_bytes: int) -> NDArray[np.uint8]:
     """Zeroed pages that exist once they are touched; large ones as huge pages where allowed."""
     if size_bytes == 0:
         return np.zeros(0, np.uint8)

@@ -306,6 +306,7 @@ enum FaultKind : u32 {
   kFaultCapacity = 8,        // a decider named more live slots (seen) than the plan has (needed)
   kFaultPeer = 9,            // another rank, detail[0], gave up
   kFaultRanksDiffer = 10,    // this rank sampled (seen) other tokens than rank 0 (needed)
+  kFaultRankLost = 11,       // by the host: the process of rank detail[0] is gone
 };
 
 struct Fault {

@@ -6,9 +6,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 class Parking:
-    """Where workers without an open step sleep; one for all ranks of a group."""
+    """Where workers without an open step sleep; one for all ranks of a process.
 
-    def __init__(self) -> None: ...
+    hears_all: False if rank 0 is another process, whose wake-up does not come here.
+    """
+
+    def __init__(self, hears_all: bool = True) -> None: ...
 
 class HostExecutor:
     """Threads as workers over one wire.PROGRAM. `memory` is kept until the last worker ended."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -26,12 +27,13 @@ from gpurt.cli_options import (
     with_options,
 )
 from gpurt.cli_trace import trace_app, trace_on_signal
-from gpurt.errors import GpurtError, GpurtWarning, TraceError
+from gpurt.errors import ConfigError, GpurtError, GpurtWarning, RankError, TraceError
 from gpurt.loaders import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph
     from gpurt.loaders import Model
+    from gpurt.process_group import ProcessGroup
     from gpurt.reply import Reply
     from gpurt.request import Request
     from gpurt.runtime import Runtime
@@ -83,18 +85,25 @@ def run(
     trace: TraceFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer one prompt; text streams to stdout."""
+    """Answer one prompt; text streams to stdout.
+
+    Under torchrun with --tp: each process is a rank, and rank 0 answers.
+    """
+    from gpurt.process_group import from_environment
     from gpurt.request import Sampling
     from gpurt.serving import Prompt, encode_prompt, token_budget
 
     source = Prompt(prompt, prompt_file, prompt_ids).read()
     _check_writable(trace)
-    with _Session(model, options) as session:
+    with _Session(model, options, from_environment()) as session:
         ids = encode_prompt(session.model, source, chat=chat)
         budget = token_budget(session.model, len(ids), sampling.max_tokens)
         draws = sampling.draws() | {"stop_ids": session.model.stop_ids, "ignore_eos": ignore_eos}
         Sampling(budget, **draws).check(session.model.config.vocab)
         session.prepare(len(ids) + budget)
+        if session.rank:
+            session.runtime.follow()
+            return
         request = session.runtime.submit(session.graph, ids, max_tokens=budget, **draws)
         with trace_on_signal(session.runtime, trace):
             reply = _stream(session, request, sampling.stop or [], quiet=as_json, chat=chat)
@@ -127,8 +136,12 @@ def chat(
     and it says so; the system message stays, and a message that is too long alone is refused.
     """
     from gpurt.chat import Chat, Settings, terminal
+    from gpurt.process_group import find_place
     from gpurt.serving import encode_chat
 
+    if find_place() is not None:
+        msg = "several processes cannot share a terminal - at WORLD_SIZE"
+        raise ConfigError(f"{msg} - run gpurt chat --tp without torchrun")
     _check_writable(trace)
     with terminal.typed_ahead(), _Session(model, options) as session:
         encode_chat(session.model, [])
@@ -211,7 +224,26 @@ def doctor(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0, 1, 2 (error) or 130 (Ctrl-C)."""
+    """Run the command line. Returns the exit code: 0, 1, 2 (error) or 130 (Ctrl-C); of several
+    processes the highest one, in each of them.
+    """
+    from gpurt.process_group import joined
+
+    code = _run_command(arguments)
+    group = joined()
+    if group is None:
+        return code
+    try:
+        together = group.leave(code)
+    except (KeyboardInterrupt, RankError):
+        return code or INTERRUPTED_EXIT_CODE
+    if together and not code:
+        _note(f"gpurt: rank {group.rank}: another one ends with code {together}, so this one does")
+    return together
+
+
+# ---- helpers ---------------------------------------------------------------------------------
+def _run_command(arguments: list[str] | None) -> int:
     from gpurt.config import read_environment
 
     warnings.showwarning = _show_warning
@@ -241,31 +273,36 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(f"{text} - at the command line - see gpurt --help") if text else 2
 
 
-# ---- helpers ---------------------------------------------------------------------------------
 class _Session:
-    """A Runtime and a model, with bars while they come; closed in the end. name: as asked for."""
+    """A Runtime and a model, with bars while they come; closed in the end. name: as asked for.
+    rank: of this process.
+    """
 
     model: Model
     graph: Graph
     draft: str
 
-    def __init__(self, model: str, options: RunOptions) -> None:
+    def __init__(self, model: str, options: RunOptions, group: ProcessGroup | None = None) -> None:
         from gpurt.config import rank_devices
         from gpurt.loaders import load_model
         from gpurt.progress import ProgressBars
         from gpurt.runtime import Runtime
 
         self.name, self._options = model, options
-        devices = rank_devices(options.device, options.tp)
-        self.runtime: Runtime = Runtime(devices, **options.settings())
-        self._bars = ProgressBars()
+        self._group, self.rank = group, 0 if group is None else group.rank
+        if group is None:
+            devices = rank_devices(options.device, options.tp)
+        else:
+            devices = _process_device(options, group)
+        self.runtime: Runtime = Runtime(devices, **options.settings(), group=group)
+        self._bars = ProgressBars(enabled=False if self.rank else None)
         try:
             with self._bars:
                 self.model = load_model(model, self._bars)
         except BaseException:
             self.runtime.close()
             raise
-        for notice in self.model.notices:
+        for notice in () if self.rank else self.model.notices:
             _note(notice)
 
     def prepare(self, need: int = 0) -> None:
@@ -285,6 +322,7 @@ class _Session:
                 drafting=drafting,
                 kv_dtype=options.kv_dtype,
                 tp=options.tp,
+                rank=None if self._group is None else self.rank,
                 cache_packed=options.cache_packed,
                 progress=self._bars,
             )
@@ -295,6 +333,21 @@ class _Session:
 
     def __exit__(self, *_: object) -> None:
         self.runtime.close()
+
+
+def _process_device(options: RunOptions, group: ProcessGroup) -> str:
+    """Of one process under torchrun, which ends it with SIGTERM if another rank has failed."""
+    if options.tp != group.size:
+        msg = f"{group.size} processes, but --tp is {options.tp} - at WORLD_SIZE"
+        raise ConfigError(f"{msg} - use --tp {group.size}, or one process")
+
+    def end(*_: object) -> None:
+        lost = group.lost()
+        told = f"told to end (SIGTERM) - at rank {group.rank} - see the other ranks' reports"
+        raise RankError(told if lost is None else group.describe_lost(lost))
+
+    signal.signal(signal.SIGTERM, end)
+    return options.device
 
 
 def _stream(
@@ -358,7 +411,11 @@ def _note(text: str) -> None:
 
 
 def _fail(text: str) -> int:
-    line = " ".join(text.split())
+    from gpurt.process_group import joined
+
+    group, line = joined(), " ".join(text.split())
+    if group is not None and not line.startswith("rank "):
+        line = f"rank {group.rank}: {line}"
     typer.echo(f"gpurt: {line}", err=True)
     return USAGE_EXIT_CODE
 

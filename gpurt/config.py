@@ -11,11 +11,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from gpurt.body import Target
 from gpurt.errors import ConfigError, DeviceError
 from gpurt.wire import RANKS_MAX
+
+if TYPE_CHECKING:
+    from gpurt.process_group import ProcessGroup
 
 PolicyName = Literal["static", "claim", "ready"]
 EdgeChoice = Literal["counter", "payload", "auto"]
@@ -26,8 +29,9 @@ EDGES = ("counter", "payload", "auto")
 MAX_HOST_WORKERS = 1024
 # A kernel that must go before it took its first request would be launched once more for it.
 MIN_RESIDENCY_MS = 1
-# Read elsewhere: the folder of compiled kernels and of fetched models, the host bodies' ISA.
-OTHER_VARIABLES = ("GPURT_CACHE_DIR", "GPURT_SIMD")
+# Read elsewhere: the folder of compiled kernels and of fetched models, the host bodies' ISA, the
+# folder where processes meet.
+OTHER_VARIABLES = ("GPURT_CACHE_DIR", "GPURT_SIMD", "GPURT_RENDEZVOUS")
 VARIABLES = ("GPURT_DEBUG", "GPURT_TRACE", *OTHER_VARIABLES)
 # GPURT_DEBUG: logging levels of 1 (options, launches, faults), 2 (requests), 3 (plans), 4 (waits).
 DEBUG_LEVELS = {1: 20, 2: 15, 3: 10, 4: 5}
@@ -131,6 +135,7 @@ def resolve(
     queue_capacity: int = 64,
     prefill_rows: int | None = None,
     step_rows: Sequence[int] | None = None,
+    group: ProcessGroup | None = None,
 ) -> RuntimeConfig:
     """Check every option and derive the rest. Raises: ConfigError, DeviceError."""
     chosen = check_policy(policy)
@@ -150,7 +155,7 @@ def resolve(
         _count("step_rows", size, 1, 65536)
     if workers is not None:
         _count("workers", workers, 1, MAX_HOST_WORKERS)
-    names, device_name, target, notes = _devices(device, workers, team_warps)
+    names, device_name, target, notes = _devices(device, workers, team_warps, group)
     return RuntimeConfig(
         device=names[0],
         devices=names,
@@ -242,11 +247,22 @@ def host_name() -> str:
 
 # ---- helpers ---------------------------------------------------------------------------------
 def _devices(
-    device: str | Sequence[str], workers: int | None, team_warps: int
+    device: str | Sequence[str],
+    workers: int | None,
+    team_warps: int,
+    group: ProcessGroup | None,
 ) -> tuple[tuple[str, ...], str, Target, tuple[str, ...]]:
     if isinstance(device, str):
-        name, device_name, target, notes = _device(device, workers, team_warps)
-        return (name,), device_name, target, notes
+        if group is None:
+            name, device_name, target, notes = _device(device, workers, team_warps)
+            return (name,), device_name, target, notes
+        place = group.local_rank, group.size
+        name, device_name, target, notes = _device(device, workers, team_warps, *place)
+        note = f"rank {group.rank} of {group.size}, a process each"
+        return (name,), device_name, target, (*notes, note)
+    if group is not None:
+        msg = f"{len(device)} devices for rank {group.rank} of {group.size} processes"
+        raise ConfigError(f"{msg} - at Runtime(device=[...]) - name one: each process has its own")
     count = len(device)
     if not 1 <= count <= RANKS_MAX:
         msg = f"{count} devices - at Runtime(device=[...])"
@@ -268,8 +284,9 @@ def _devices(
 
 
 def _device(
-    device: str, workers: int | None, team_warps: int
+    device: str, workers: int | None, team_warps: int, gpu: int = 0, sharers: int = 1
 ) -> tuple[str, str, Target, tuple[str, ...]]:
+    """gpu: added to the number that `device` names. sharers: of the cores, if it is the host."""
     if device not in ("auto", "host", "cuda") and not (
         device.startswith("cuda:") and device[5:].isdigit()
     ):
@@ -278,7 +295,7 @@ def _device(
     if device != "host":
         from gpurt.doctor import probe_cuda
 
-        index = int(device[5:]) if device.startswith("cuda:") else 0
+        index = gpu + (int(device[5:]) if device.startswith("cuda:") else 0)
         probe = probe_cuda(index)
         if probe.usable:
             count = probe.sm_count if workers is None else workers
@@ -291,7 +308,7 @@ def _device(
             msg = f"no usable CUDA device {index}: {probe.reason}"
             raise DeviceError(f"{msg} - at Runtime(device={device!r}) - use device='host'")
         notes = (f"host, because CUDA is not usable: {probe.reason}",)
-    count = host_workers() if workers is None else workers
+    count = max(1, host_workers() // sharers) if workers is None else workers
     return "host", host_name(), Target("host", count), notes
 
 

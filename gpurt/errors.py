@@ -41,6 +41,10 @@ class DeviceError(GpurtError):
     """The device that was asked for is absent or cannot run this plan."""
 
 
+class RankError(GpurtError):
+    """Processes that are ranks cannot meet, or one of them is gone."""
+
+
 class ConfigError(GpurtError):
     """An option or a GPURT_* variable has a value that gpurt does not know."""
 

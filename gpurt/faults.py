@@ -28,17 +28,21 @@ def describe_faults(executor: Executor, drained: bool) -> str:
     """What an executor's last launch ended in: of several ranks what each one reports, those first
     that gave up by themselves. drained: its workers have left. Empty if nobody reports.
     """
+    faults = [(one, one.host.own_fault()) for one in executor.ranks]
+    seen = executor.host.fault()  # of a process group: also what this process saw of the others
+    own = [fault["kind"] for _, fault in faults if fault is not None]
+    lost = seen is not None and seen["kind"] == FaultKind.RANK_LOST
+    if not own or (lost and all(kind == FaultKind.PEER for kind in own)):
+        faults = [(executor, seen)]
     reports: list[tuple[bool, str]] = []
-    for rank, one in enumerate(executor.ranks):
-        fault = one.host.own_fault()
+    for one, fault in faults:
         if fault is None:
             continue
         raw, counters = (one.raw_trace(), one.counters()) if drained else (None, None)
         text = describe_fault(one.plan, fault, raw, counters)
-        several = len(executor.ranks) > 1
-        reports.append(
-            (fault["kind"] == FaultKind.PEER, f"rank {rank}: {text}" if several else text)
-        )
+        if executor.host.peers:
+            text = f"rank {one.plan.rank}: {text}"
+        reports.append((fault["kind"] == FaultKind.PEER, text))
     return "; ".join(text for _, text in sorted(reports, key=lambda row: row[0]))
 
 
@@ -55,6 +59,9 @@ def describe_fault(
     if kind == FaultKind.PEER:
         what = f"it ended because rank {int(fault['detail'][0])} gave up"
         return f"{what} - at plan {plan.name} - see that rank's report"
+    if kind == FaultKind.RANK_LOST:
+        what = f"the process of rank {int(fault['detail'][0])} is gone"
+        return f"{what} - at plan {plan.name} - see its log for why, then start all ranks again"
     if kind == FaultKind.RANKS_DIFFER:
         what = f"in step {int(fault['step'])} it sampled other tokens than rank 0"
         what += f" (checks {int(fault['seen']):#x} and {int(fault['needed']):#x})"

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -33,9 +35,13 @@ from gpurt.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from gpurt.executors.base import Executor
+    from gpurt.executors.process_rank import ProcessRank
     from gpurt.graph import Graph
     from gpurt.plan import Plan
+    from gpurt.process_group import ProcessGroup
     from gpurt.trace import Trace
+
+FOLLOW_NAP_S = 0.001  # between two looks at what rank 0 wants; steps need none
 
 log = logging.getLogger("gpurt")
 
@@ -56,7 +62,8 @@ class Runtime:
     trace: keep spans. queue_capacity: unfinished requests at a time. step_rows: rows of
     each step size that a graph is planned for, ascending, at most the graph's rows; a step is of
     the smallest size that holds what waits. None: one size, of the graph's rows. prefill_rows:
-    prompt tokens of one request in one step, default all rows of the step.
+    prompt tokens of one request in one step, default all rows of the step. group: this process is
+    one of its ranks (gpurt/process_group.py); `device` then counts from the rank's own GPU.
     Raises: ConfigError, DeviceError.
     """
 
@@ -76,8 +83,11 @@ class Runtime:
         queue_capacity: int = 64,
         prefill_rows: int | None = None,
         step_rows: Sequence[int] | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
-        self._environment = read_environment()
+        self._environment, self._group = read_environment(), group
+        if group is not None and group.rank:  # one file; rank 0 writes it
+            self._environment = replace(self._environment, trace_path=None)
         self.config = resolve(
             device,
             workers=workers,
@@ -92,6 +102,7 @@ class Runtime:
             queue_capacity=queue_capacity,
             prefill_rows=prefill_rows,
             step_rows=step_rows,
+            group=group,
         )
         _set_debug(self._environment.debug)
         log.log(DEBUG_LEVELS[1], "runtime\n%s", self.config)
@@ -111,11 +122,12 @@ class Runtime:
         """Plan, check, compile, load; nothing is launched. Does nothing for a prepared graph.
 
         plan: use this one instead, for example a loaded one; it is checked again. progress: called
-        as (what, done, total). Raises: GraphError, PlanError, DeviceError, ModelError.
+        as (what, done, total). In a process group: on all ranks, in one order, before any of them
+        follows. Raises: GraphError, PlanError, DeviceError, ModelError, RankError.
         """
         with self._lock:
             self._check_open()
-            _check_ranks(graph, self.config)
+            _check_ranks(graph, self.config, self._group)
             session = self._find(graph)
             if session is not None and (plan is None or plan is session.plan):
                 return session.plan
@@ -126,13 +138,14 @@ class Runtime:
                 raise PlanError(f"{msg} - at Runtime.prepare - leave the plans to it")
             else:
                 _check_given(graph, plan, self.config)
+            self._check_others_prepare(graph)
             # Loading allocates, and an allocation may wait for a resident kernel.
             self._drain_active()
             self._check_open()
             if session is not None:
                 self._drop(session)
             log.log(DEBUG_LEVELS[3], "%s", plan)
-            executor = _load(plan, graph, self.config, progress)
+            executor = self._load(plan, graph, progress)
             ceiling = recall(self.config.device_name, self.config.workers)
             session = Session(graph, plan, executor, self.config.wait_timeout_ms, ceiling)
             self._sessions.append(session)
@@ -165,6 +178,9 @@ class Runtime:
         graph with inputs or outputs, wait for the requests before them.
         Raises: RequestError, BoundError, RingFullError, ClosedError, and what `prepare` raises.
         """
+        if self._group is not None and self._group.rank:
+            msg = f"rank {self._group.rank} takes no requests - at Runtime.submit"
+            raise RequestError(f"{msg} - submit on rank 0, and call follow() on the others")
         ids: NDArray[np.uint32] = np.empty(0, np.uint32)
         if graph.vocab:
             if prompt is None:
@@ -187,6 +203,23 @@ class Runtime:
             session.submit(request, arrays, after)
         self._watchdog.wake()
         return request
+
+    def follow(self) -> None:
+        """On ranks other than 0 of a process group: take part in all that rank 0 runs, on the
+        graphs prepared here. Returns once rank 0, or another thread here, closes its Runtime.
+
+        Raises: FaultError with this rank's report of a launch that failed; rank 0 may go on if all
+        call it again. RankError if a process is gone; RequestError on rank 0 and without a group.
+        """
+        if self._group is None or self._group.rank == 0:
+            what = "no process group" if self._group is None else "rank 0"
+            msg = f"{what} follows nobody - at Runtime.follow"
+            raise RequestError(f"{msg} - call it on the other ranks, submit on rank 0")
+        executors = self._process_ranks()
+        if not executors:
+            raise GraphError("no graph is prepared - at Runtime.follow - prepare rank 0's first")
+        while not self._closing and all(one.attend() for one in executors):
+            time.sleep(FOLLOW_NAP_S)
 
     def read(self, graph: Graph, name: str) -> NDArray[Any]:
         """A copy of one buffer of a prepared graph, between requests: for tests and debugging."""
@@ -250,6 +283,27 @@ class Runtime:
     def _check_open(self) -> None:
         if self._closing:
             raise ClosedError("the Runtime was closed - at Runtime - make another one")
+
+    def _load(self, plan: Plan, graph: Graph, progress: Progress | None) -> Executor:
+        if self._group is None:
+            return _load(plan, graph, self.config, progress)
+        from gpurt.executors import process_rank
+
+        place = self.config.device, self._group
+        return process_rank.load(plan, graph, options_of(self.config), *place, progress)
+
+    def _process_ranks(self) -> list[ProcessRank]:
+        from gpurt.executors.process_rank import ProcessRank
+
+        executors = (session.executor for session in self._sessions)
+        return [executor for executor in executors if isinstance(executor, ProcessRank)]
+
+    def _check_others_prepare(self, graph: Graph) -> None:
+        if self._group is None or self._group.rank:
+            return
+        if any(one.is_followed() for one in self._process_ranks()):
+            msg = f"{graph.name} comes late: another rank follows already - at Runtime.prepare"
+            raise GraphError(f"{msg} - prepare all graphs on every rank, then call follow()")
 
     def _find(self, graph: Graph) -> Session | None:
         return next((s for s in self._sessions if s.graph is graph and not s.broken), None)
@@ -340,7 +394,13 @@ def _load(plan: Plan, graph: Graph, config: RuntimeConfig, progress: Progress | 
     return host.load(plan, graph, options, progress=progress)
 
 
-def _check_ranks(graph: Graph, config: RuntimeConfig) -> None:
+def _check_ranks(graph: Graph, config: RuntimeConfig, processes: ProcessGroup | None) -> None:
+    if processes is not None:
+        if (graph.rank, graph.rank_count, len(graph.group)) != (processes.rank, processes.size, 1):
+            what = f"{graph.name} is rank {graph.rank} of {graph.rank_count}"
+            what += f", this process rank {processes.rank} of {processes.size}"
+            raise GraphError(f"{what} - at Runtime.prepare - build this rank's graph, and no other")
+        return
     ranks, devices = len(graph.group), len(config.devices)
     if ranks != devices:
         what = f"{graph.name} is a group of {ranks} ranks, the Runtime has {devices} devices"

@@ -109,6 +109,7 @@ def model_graph(
     need: int = 0,
     drafting: Drafting | None = None,
     tp: int = 1,
+    rank: int | None = None,
     kv_dtype: str | None = None,
     cache_packed: Path | None = None,
     progress: Progress | None = None,
@@ -116,8 +117,9 @@ def model_graph(
     """The graph of a model for "host" or "cuda"; of several ranks their group's, gpurt/ranks.py.
 
     rows None: as DEFAULT_ROWS says. context None: 2048, or as much as `need` positions ask for,
-    within the model's own bound. tp: ranks. kv_dtype None: bf16 on cuda; f32 on the host, whose
-    logits then stay within 1e-3 of a float32 model's (bf16: 0.3 to 1.4 % off on random models).
+    within the model's own bound. tp: ranks; rank: build that one's alone, the others are those of
+    other processes. kv_dtype None: bf16 on cuda; f32 on the host, whose logits then stay within
+    1e-3 of a float32 model's (bf16: 0.3 to 1.4 % off on random models).
     cache_packed: a folder that keeps the packed weights for the next load. progress: called while a
     drafter's model is opened.
     Raises: BoundError naming both numbers, GraphError for the drafter, the kv_dtype and for ranks
@@ -142,17 +144,17 @@ def model_graph(
             weight_dtype=weight_dtype,
             kv_dtype=kv_dtype or ("bf16" if kind == "cuda" else "f32"),
             **drafter,
-            **({"tp_size": tp, "tp_rank": rank} if tp > 1 else {}),
+            **({"tp_size": tp, "tp_rank": one} if tp > 1 else {}),
         )
-        for rank in range(tp)
+        for one in (range(tp) if rank is None else [rank])
     ]
     if cache_packed is not None:
         from gpurt.executors.packed_cache import PackedCache, checkpoint_identity
 
-        for rank, graph in enumerate(graphs):
-            settings = {"rank": rank, "ranks": tp, "weight_dtype": weight_dtype}
+        for graph in graphs:
+            settings = {"rank": graph.rank, "ranks": tp, "weight_dtype": weight_dtype}
             graph.packed = PackedCache(cache_packed, checkpoint_identity(model.path, **settings))
-    return group(graphs)
+    return group(graphs) if rank is None else graphs[0]
 
 
 def parse_rows(text: str | None) -> tuple[int, ...] | None:

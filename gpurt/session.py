@@ -36,7 +36,7 @@ from gpurt.errors import (
 from gpurt.executors.base import settled_state
 from gpurt.faults import describe_faults
 from gpurt.request import WAIT_SLICE_S, Request
-from gpurt.wire import FinishReason, KernelState, RequestFlags, RequestKind
+from gpurt.wire import FaultKind, FinishReason, KernelState, RequestFlags, RequestKind
 
 if TYPE_CHECKING:
     from gpurt.executors.base import Executor, HostView
@@ -419,7 +419,7 @@ class Session:
     def _check_heartbeat(self) -> None:
         beat, now = int(self._view.control["heartbeat"]), time.monotonic()
         starting = self._view.kernel_state() == KernelState.ABSENT
-        if beat != self._heartbeat[0] or (starting and len(self.executor.ranks) > 1):
+        if beat != self._heartbeat[0] or (starting and self.plan.rank_count > 1):
             # Before all ranks are in, nothing is late.
             self._heartbeat = (beat, now)
             return
@@ -439,7 +439,8 @@ class Session:
 
     def _fail(self) -> None:
         """A worker gave up: all drain; name what is stuck; every resident request ends."""
-        if len(self.executor.ranks) > 1:
+        fault = self._view.fault()
+        if self.plan.rank_count > 1 and fault is not None and fault["kind"] != FaultKind.RANK_LOST:
             # Ranks tell each other; told by the host first, one would end without a report.
             self.executor.join(ABORT_GRACE_S)
         self._view.request_abort()

@@ -163,6 +163,7 @@ class FaultKind(IntEnum):
     CAPACITY = 8
     PEER = 9
     RANKS_DIFFER = 10
+    RANK_LOST = 11
 
 
 def _struct(size_bytes: int, *fields: tuple[Any, ...]) -> np.dtype[Any]:

@@ -20,6 +20,8 @@ constexpr u64 kEdgeNapNs = 50'000;
 // A parked worker is woken; the time only bounds how late the controller sees linger and residency.
 constexpr u64 kParkNs = 100'000'000;
 constexpr u64 kControllerParkNs = 2'000'000;
+// Who must look for orders itself naps like at an edge for about as long as a step may take.
+constexpr u32 kOrderNaps = 200;
 constexpr std::size_t kScratchAlignBytes = 64;
 
 struct Free {
@@ -86,7 +88,10 @@ class HostPlatform {
       const DeviceControl* control = device_control(executor_.program_);
       const Program& program = executor_.program_;
       const bool follows = controls && program.rank != 0;
-      executor_.parking_->park(controls ? kControllerParkNs : kParkNs, [&] {
+      const bool looks = follows && !executor_.parking_->hears_all();
+      const bool soon = looks && polls < nap_polls() + kOrderNaps;
+      const u64 controller_ns = soon ? kEdgeNapNs : kControllerParkNs;
+      executor_.parking_->park(controls ? controller_ns : kParkNs, [&] {
         return load_acquire(&control->steps_open) > step || load_relaxed(&control->abort) != 0 ||
                load_acquire(&control->exit) != 0 || (follows && has_order(program));
       });

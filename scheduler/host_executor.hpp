@@ -37,6 +37,12 @@ inline void spin_pause() {
 // side.
 class Parking {
  public:
+  // hears_all: whoever opens a step for these workers calls wake() here. False of ranks in other
+  // processes: theirs is the order of a rank that knows no sleeper.
+  explicit Parking(bool hears_all = true) : hears_all_(hears_all) {}
+
+  bool hears_all() const { return hears_all_; }
+
   // Until `is_over` or a wake() or the time is up.
   template <class IsOver>
   void park(u64 timeout_ns, IsOver is_over) {
@@ -63,6 +69,7 @@ class Parking {
   std::condition_variable wakeup_;
   std::atomic<u32> sleepers_{0};
   u64 wakes_ = 0;
+  const bool hears_all_;
 };
 
 class HostExecutor {

@@ -157,7 +157,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("pack_nvfp4_units", &gpurt::pack_nvfp4_units, py::call_guard<py::gil_scoped_release>());
   m.def("clock_ns", [] { return gpurt::clock_ns(); });
   m.def("wait_output", &gpurt::wait_output, py::call_guard<py::gil_scoped_release>());
-  py::class_<gpurt::Parking, std::shared_ptr<gpurt::Parking>>(m, "Parking").def(py::init<>());
+  py::class_<gpurt::Parking, std::shared_ptr<gpurt::Parking>>(m, "Parking")
+      .def(py::init<bool>(), py::arg("hears_all") = true);
   py::class_<PyHostExecutor>(m, "HostExecutor")
       .def(py::init<gpurt::u64, const std::vector<std::optional<std::string>>&, py::list,
                     py::object, gpurt::u64, std::shared_ptr<gpurt::Parking>>())

@@ -113,7 +113,7 @@ inline pybind11::dict wire_layout() {
   X(kRequestIgnoreStop) X(kKernelAbsent) X(kKernelRunning) X(kKernelEnding) X(kFaultNone) \
   X(kFaultEdgeTimeout) X(kFaultPayloadTimeout) X(kFaultStreamTimeout) X(kFaultQueueTimeout) \
   X(kFaultNonFinite) X(kFaultHostBody) X(kFaultCheckIn) X(kFaultCapacity) X(kFaultPeer) \
-  X(kFaultRanksDiffer) X(kOrderStep) X(kOrderIdle) X(kOrderExit)
+  X(kFaultRanksDiffer) X(kFaultRankLost) X(kOrderStep) X(kOrderIdle) X(kOrderExit)
 // clang-format on
 
 inline pybind11::dict wire_constants() {

@@ -124,6 +124,16 @@ class Executor(Protocol):
         """Abort, wait for the workers and give all memory back. Idempotent."""
 
 
+class Peer(Protocol):
+    """What the host of one rank needs of the others'."""
+
+    def request_abort(self) -> None:
+        """End now."""
+
+    def own_fault(self) -> Record | None:
+        """A copy of their Fault, or None."""
+
+
 class HostView:
     """Host-visible memory of one executor, as numpy arrays, and the words that both sides share.
 
@@ -140,7 +150,7 @@ class HostView:
         self.outputs = arrays["outputs"]
         self.prompt_tokens = arrays["prompt_tokens"]
         self.output_tokens = arrays["output_tokens"]
-        self.peers: tuple[HostView, ...] = ()  # of the other ranks, if this is rank 0's
+        self.peers: tuple[Peer, ...] = ()  # other ranks, for who speaks for all of them
         self._address = {
             name: int(self.control.ctypes.data) + wire.field_offset(wire.HOST_CONTROL, name)
             for name in wire.HOST_CONTROL.names or ()

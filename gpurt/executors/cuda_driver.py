@@ -123,6 +123,34 @@ class Device:
         if int(result[0]) != int(known):
             check(result, f"cuCtxEnablePeerAccess from cuda:{self.index} to cuda:{peer.index}")
 
+    # ---- other processes ---------------------------------------------------------------------
+    def export(self, pointer: int) -> bytes:
+        """A ticket by which other processes of this machine can map what `allocate` gave."""
+        handle = check(self._driver.cuIpcGetMemHandle(pointer), "cuIpcGetMemHandle")
+        return ctypes.string_at(handle.getPtr(), self._driver.CU_IPC_HANDLE_SIZE)
+
+    def map_exported(self, ticket: bytes) -> int:
+        """Map what another process exported. Returns: where it lies in this context."""
+        handle = self._driver.CUipcMemHandle()
+        ctypes.memmove(handle.getPtr(), ticket, self._driver.CU_IPC_HANDLE_SIZE)
+        flags = int(self._driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+        return int(check(self._driver.cuIpcOpenMemHandle(handle, flags), "cuIpcOpenMemHandle"))
+
+    def forget(self, pointer: int) -> None:
+        """Undo `map_exported`. No kernel here may run."""
+        self._driver.cuIpcCloseMemHandle(pointer)
+
+    def register(self, array: NDArray[np.uint8]) -> None:
+        """Let every device of this process see host memory, at its own address; page-aligned."""
+        driver, address = self._driver, int(array.ctypes.data)
+        flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+        check(driver.cuMemHostRegister(address, array.nbytes, flags), "cuMemHostRegister")
+        self._check_unified(address)
+
+    def unregister(self, array: NDArray[np.uint8]) -> None:
+        """Undo `register`."""
+        self._driver.cuMemHostUnregister(int(array.ctypes.data))
+
     # ---- memory ------------------------------------------------------------------------------
     def allocate(self, size_bytes: int, what: str) -> int:
         """Device memory. Raises: DeviceError with asked and free bytes."""
@@ -147,14 +175,18 @@ class Device:
         driver = self._driver
         flags = driver.CU_MEMHOSTALLOC_DEVICEMAP | driver.CU_MEMHOSTALLOC_PORTABLE
         address = int(check(driver.cuMemHostAlloc(max(size_bytes, 4096), flags), "cuMemHostAlloc"))
-        seen = int(check(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
-        if seen != address:
-            msg = "host memory has another address on the device (no unified addressing)"
-            raise DeviceError(f"{msg} - at device cuda:{self.index} - {_HINT}")
+        self._check_unified(address)
         ctypes.memset(address, 0, size_bytes)
         view = _PinnedView(address, size_bytes)
         weakref.finalize(view, _free_pinned, address, self.context)
         return np.asarray(view)
+
+    def _check_unified(self, address: int) -> None:
+        driver = self._driver
+        seen = int(check(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
+        if seen != address:
+            msg = "host memory has another address on the device (no unified addressing)"
+            raise DeviceError(f"{msg} - at device cuda:{self.index} - {_HINT}")
 
     # ---- streams and copies ------------------------------------------------------------------
     def stream(self) -> Any:

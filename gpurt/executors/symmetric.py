@@ -45,17 +45,17 @@ class Symmetric:
 class GpuMemory:
     """One rank's, on its GPU, or where every GPU reaches it: in the host's."""
 
-    def __init__(self, device: Device, rank: int, size_bytes: int, staged: bool) -> None:
-        """Allocate and zero it. staged: in the host's memory: slower, needs no peer access.
-
-        Raises: DeviceError.
+    def __init__(
+        self, device: Device, rank: int, size_bytes: int, pinned: NDArray[np.uint8] | None = None
+    ) -> None:
+        """Allocate and zero it. pinned: use this instead, zeroed host memory that the GPU sees:
+        slower, and needs no peer access. Raises: DeviceError.
         """
-        self.device, self._rank = device, rank
+        self.device, self._rank, self._pinned = device, rank, pinned
         self._pointer = 0
         with device.current():
             self._stream, self._staging = device.stream(), device.host_mapped(4096)
-            self._pinned = device.host_mapped(size_bytes) if staged else None
-            if self._pinned is None:
+            if pinned is None:
                 self._pointer = device.allocate(size_bytes, f"symmetric memory of rank {rank}")
                 device.fill(self._pointer, 0, size_bytes, self._stream)
                 device.wait(self._stream)
@@ -113,7 +113,10 @@ def map_gpus(indices: Sequence[int], size_bytes: int, where: str) -> list[GpuMem
     for staged in (False, True):
         made: list[GpuMemory] = []
         try:
-            made += [GpuMemory(d, rank, size_bytes, staged) for rank, d in enumerate(devices)]
+            for rank, device in enumerate(devices):
+                with device.current():
+                    pinned = device.host_mapped(size_bytes) if staged else None
+                made.append(GpuMemory(device, rank, size_bytes, pinned))
             if _all_reach(made):
                 return made
         except BaseException:

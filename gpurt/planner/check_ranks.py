@@ -20,6 +20,7 @@ rank: all it waits for, on any rank, has ended, so it runs, as argued in check.p
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
@@ -28,6 +29,8 @@ from gpurt.plan import Plan, PlanTask
 from gpurt.planner.boxes import overlap, text
 from gpurt.planner.check_layout import fail
 from gpurt.planner.ended import NOTHING, Ended, happens_before
+
+_SHARED = ("target", "rows", "slots", "context", "vocab", "payload_set_bytes")
 
 
 def check_ranks(plan: Plan) -> None:
@@ -73,7 +76,7 @@ def check_group(plans: Sequence[Plan]) -> None:
         if (plan.rank, plan.rank_count) != (rank, len(plans)):
             msg = f"the plan of rank {rank} of {len(plans)} is for {plan.rank} of {plan.rank_count}"
             raise PlanError(f"{msg} - at plan {plan.name} - give each rank its own, in order")
-        for what in ("target", "rows", "slots", "context", "vocab", "payload_set_bytes"):
+        for what in _SHARED:
             ours, theirs = getattr(plan, what), getattr(first, what)
             if ours != theirs:
                 raise _differ(plan, rank, f"have {what} {theirs} and {ours}")
@@ -88,6 +91,14 @@ def check_group(plans: Sequence[Plan]) -> None:
                 raise fail(plan, index, msg, remedy)
         if plan.counters != first.counters:
             raise _differ(plan, rank, "count different signals")
+
+
+def group_digest(plan: Plan) -> str:
+    """Of all that `check_group` wants equal, for plans of other processes."""
+    shared = [getattr(plan, what) for what in _SHARED]
+    shapes = [_shape(plan, task) for task in plan.tasks]
+    text = repr((plan.rank_count, shared, _symmetric(plan), shapes, plan.counters))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class _Everywhere:

@@ -246,10 +246,10 @@ def probe(index: int = 0) -> CudaProbe:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the emulated GPU where the executor and the tests look for a real one."""
-    from gpurt.executors import cuda, cuda_compile, symmetric
+    from gpurt.executors import cuda, cuda_compile, shared, symmetric
     from tests.gpu import one_task
 
-    for module in (cuda, one_task, symmetric):
+    for module in (cuda, one_task, shared, symmetric):
         monkeypatch.setattr(module, "Device", EmulatedDevice)
     for module in (cuda, one_task):
         monkeypatch.setattr(module, "Kernel", EmulatedKernel)

@@ -78,6 +78,7 @@ class FakeView:
         self.outputs = np.zeros(queue, wire.REQUEST_OUTPUT)
         self.prompt_tokens = np.zeros((queue, context), np.uint32)
         self.output_tokens = np.zeros((queue, context), np.uint32)
+        self.peers = ()
 
     def publish(self, tail):
         with self.lock:

@@ -106,6 +106,8 @@ template <class Body, u32 WAY>
 __device__ __noinline__ TeamState hot_loop(TeamState state) {
   StageCursor cursor{state.cursor & 0xFF, state.cursor >> 8 & 1};
   u32 half = state.cursor >> 9 & 1, turn = state.turn;
+  // Which way a task goes may hang on the expert's users: known only once its edges are met.
+  constexpr bool is_way_late = Body::kWayIsChosen && kTeamWarps != 1;
   typename Body::Carry carry{};  // undefined words would lie in local memory
   for (;;) {
     Body::template run_hot<WAY>(turn, cursor, half, carry);
@@ -115,12 +117,12 @@ __device__ __noinline__ TeamState hot_loop(TeamState state) {
     wait_slot(turn);
     // Sums instead of && : the loads go out together, not one after another.
     const Slot& slot = slot_of(turn);
-    const u32 way = Body::kWayIsChosen ? WAY : Body::way_of(slot);
+    const u32 way = is_way_late ? WAY : Body::way_of(slot);
     const bool syncs = Body::needs_barrier(slot.record);
     const u32 differs = (slot.kind ^ kSlotTask) | (static_cast<u32>(slot.step) ^ state.step) |
                         (slot.record.body ^ Bodies::index_of<Body>()) | (way ^ WAY);
     if (differs != 0) break;
-    if constexpr (Body::kWayIsChosen && kTeamWarps != 1) {
+    if constexpr (is_way_late) {
       if (!enter_alone(turn) || Body::way_of(slot) != WAY) break;
     } else if (!enter_slot(turn, false, syncs)) {
       break;

@@ -85,7 +85,9 @@ struct MatvecTask {
     return task.param[kSampled] != 0 ? MatvecStep::sample_row(task, j) : j;
   }
 
+  // A table may have fewer rows than the way it went by has tiles for.
   GPURT_FN static u32 tile_rows(const Shape& s, u32 tile) {
+    if (kOwnRows && s.rows <= tile * kRowTile) return 0;
     const u32 left = s.rows - tile * kRowTile;
     return left < kRowTile ? left : kRowTile;
   }

@@ -34,12 +34,11 @@ HERE = Path(__file__).resolve().parent
 GUARD_BYTES = 256  # round every allocation
 GUARD_BYTE = 0xFF  # a NaN for whoever reads past an end
 LIMIT_S = 100.0  # of one launch
-SM_COUNT = 3
 KERNEL_THREAD = "an emulated kernel"
 LIMITS = Limits(
     name="an emulated GPU",
     arch="sm_90a",
-    sm_count=SM_COUNT,
+    sm_count=3,
     smem_bytes=232_448,
     l2_bytes=50 << 20,
     memory_bytes=1 << 30,
@@ -83,7 +82,11 @@ class Stream:
 class EmulatedDevice:
     """cuda_driver.Device on the process's own memory."""
 
-    index, limits = 0, LIMITS
+    index = 0
+
+    @property
+    def limits(self) -> Limits:
+        return LIMITS
 
     def __init__(self) -> None:
         self._arrays: dict[int, tuple[NDArray[np.uint8], int]] = {}
@@ -206,7 +209,7 @@ class EmulatedKernel:
         seed = EmulatedKernel.launches
 
         def run() -> None:
-            if self._launch(self._entry, blocks, threads, SM_COUNT, seed, LIMIT_S) != 0:
+            if self._launch(self._entry, blocks, threads, LIMITS.sm_count, seed, LIMIT_S) != 0:
                 stream.failure = f"launch {seed} ran for more than {LIMIT_S} s"
 
         stream.thread = threading.Thread(target=run, daemon=True, name=KERNEL_THREAD)

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from gpurt.executors.base import Options
+from gpurt.runtime import Runtime
+from tests.emu import device
 from tests.gpu import (
     test_dflash,
     test_draft_ngram,
@@ -170,6 +172,12 @@ def test_bits_of_muse_spark_do_not_depend_on_the_plan(name: str) -> None:
     same_bits(test_muse_spark.load(**MUSE_VARIANTS[name]), test_muse_spark)
 
 
+def test_bf16_experts_right_before_nvfp4_ones_on_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 48 workers, seven have such a pair: they go by two loops."""
+    monkeypatch.setattr(device, "LIMITS", replace(device.LIMITS, sm_count=48))
+    same_bits(test_muse_spark.load(team_warps=1, workers=48), test_muse_spark, launches=1)
+
+
 @pytest.mark.parametrize("case", test_muse_spark.HOSTILE)
 def test_hostile_routing_equals_the_oracle(case: str) -> None:
     test_muse_spark.test_hostile_routing_equals_the_oracle(case, CLAIMED)
@@ -239,6 +247,19 @@ def test_a_tree_keeps_the_text() -> None:
 
 def test_dflash_keeps_the_text_with_a_tree() -> None:
     test_draft_tree.test_the_text_is_that_without_a_drafter(1, {}, 4)
+
+
+def test_a_block_is_less_than_half_of_its_table() -> None:
+    """Matvecs take their way by the table's room, and one sequence has 4 rows of 16."""
+    plain = {"conv_taps": 0, "conv_group": 1, "selector_rank": 0, "selector_top_k": 1}
+    model = tiny_dflash.tiny_dflash(replace(DRAFT, **plain))
+    drafted = tiny_dflash.drafted_muse(3, model, slots=4)
+    with Runtime("cuda:0", team_warps=16, edges="payload") as runtime:
+        got, want = (
+            runtime.submit(graph, PROMPT, max_tokens=3).result(60)
+            for graph in (drafted, tiny_muse.tiny_muse())
+        )
+    assert got == want
 
 
 def test_dflash_proposes_what_the_host_does() -> None:

@@ -130,7 +130,8 @@ class Body:
     # those of the slots in use: the first word of argument `routes`. A task of another slot returns
     # at once, so running it is always right; under `claim` it need not run at all.
     dynamic: bool = False
-    ranks: bool = False  # it may have symmetric buffers among its arguments
+    ranks: bool = False  # it may read symmetric buffers: it asks for their set of the round
+    publishes: bool = False  # it may write them, on all ranks
 
     @property
     def is_user(self) -> bool:

@@ -78,8 +78,8 @@ class Buffer:
 
     @property
     def row_axis(self) -> int:
-        """Which axis grows with the rows of a step: the first, but for slots, which come first."""
-        return 1 if self.role == "symmetric" else 0
+        """Which axis grows with the rows of a step: the one before columns."""
+        return max(0, len(self.shape) - 2)
 
     @property
     def size_bytes(self) -> int:

@@ -125,14 +125,15 @@ class Graph:
         shape = [self.rows * per_row, width]
         return self._buffer(name, shape, dtype, "activation", None, per_row)
 
-    def symmetric(self, name: str, slots: int, part: Buffer) -> Buffer:
-        """A buffer of `slots` times the activation `part` that lives inside a step and that every
-        rank has: [slots, *part.shape]. Only collectives use it: a task that writes a region does so
-        on all ranks (graphs/collectives.py), so what is declared is what all ranks together write
-        here.
+    def symmetric(self, name: str, like: Buffer, *, slots: int = 0, width: int = 0) -> Buffer:
+        """A buffer that lives inside a step and that every rank has: [slots, rows, width], with the
+        rows of the activation `like`, or without slots [rows, width]; width 0: that of `like`.
+
+        Only collectives write it (graphs/collectives.py): who writes a region does so on all ranks,
+        so what is declared is what all ranks together write. Bodies read it that ask for its set.
         """
-        shape = [slots, *part.shape]
-        return self._buffer(name, shape, part.dtype, "symmetric", None, part.per_row)
+        shape = [*([slots] if slots else []), *like.shape[:-1], width or like.shape[-1]]
+        return self._buffer(name, shape, like.dtype, "symmetric", None, like.per_row)
 
     def state(
         self, name: str, shape: Sequence[int], dtype: DType | str, source: Any = None

@@ -47,7 +47,7 @@ TASK_OWN_ROWS = int(TaskFlags.OWN_ROWS)
 ARENA_ALIGN_BYTES = 256
 
 Policy = Literal["static", "claim", "ready"]
-Memory = Literal["weight", "state", "activation", "payload", "symmetric", "step"]
+Memory = Literal["weight", "state", "activation", "payload", "symmetric", "step", "none"]
 EdgeKind = Literal["order", "counter", "payload", "ranks"]
 MEMORIES: tuple[Memory, ...] = (
     "weight",
@@ -56,6 +56,7 @@ MEMORIES: tuple[Memory, ...] = (
     "payload",
     "symmetric",
     "step",
+    "none",  # of forms that were not chosen: no task uses it
 )
 TWO_SETS: tuple[Memory, ...] = ("payload", "symmetric")  # in use in turn, by rounds of a variant
 POLICIES: tuple[Policy, ...] = ("static", "claim", "ready")
@@ -247,9 +248,12 @@ class Plan:
         return self.variants or (one,)
 
     def buffer_index(self, name: str) -> int:
-        """Index of the buffer of that name. Raises: PlanError if there is none."""
+        """Index of the buffer of that name. Raises: PlanError without it, or its memory."""
         for index, buffer in enumerate(self.buffers):
             if buffer.name == name:
+                if buffer.memory == "none":
+                    what = f"no task uses {name}, so it has no memory - at plan {self.name}"
+                    raise PlanError(f"{what} - read what takes its place: see print(plan)")
                 return index
         raise PlanError(f"no buffer is named {name!r} - at plan {self.name} - see print(plan)")
 

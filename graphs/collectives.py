@@ -1,8 +1,8 @@
-"""Collectives of one rank's graph: each is a publish and a collect, see ops/publish.py.
+"""Collectives of one rank's graph, see ops/publish.py.
 
-    one shot    my part to all ranks     the sum of all parts
-    two shots   a share of it to each    reduce: the sum of my shares, to all    all sums in a row
-    gather      my part to all ranks     all parts in a row
+    one shot    my part to all ranks     collect: the sum of all parts
+    two shots   a share of it to each    reduce: the sum of my shares, to all, in its place in a row
+    gather      my part to all ranks, in its place in a row
 
 An all-reduce has both forms in the graph where the second could ever send less; the planner keeps
 one (planner/forms.py). With one rank they add nothing, so a graph is written once for both. A part
@@ -15,12 +15,13 @@ from collections.abc import Callable
 
 from gpurt.buffer import Buffer
 from gpurt.graph import Graph, Operand
-from gpurt.graphs.ops.collect import SIDE_BY_SIDE, SUM, collect
+from gpurt.graphs.ops.collect import collect
 from gpurt.graphs.ops.publish import publish
 from gpurt.graphs.ops.reduce import reduce
+from gpurt.graphs.ops.regions import region_of
 
-# Adds the operator that reads slots as SUM or SIDE_BY_SIDE: `collect`, or one that needs no more.
-Reader = Callable[[Operand, int], object]
+# Adds the operator that reads rows, or adds up slots.
+Reader = Callable[[Operand], object]
 SUMMED_BY_READER = 2  # ranks; whole rows of more take a reader longer than a collect and its hop
 _FLOATS = 4  # of the smallest load: a share's rows begin at a multiple of it
 
@@ -32,27 +33,32 @@ def all_reduce(graph: Graph, part: Buffer, ranks: int, *, residual: Buffer | Non
     """
     if ranks == 1:
         return part
-    y = _like(graph, part, f"{part.name}.sum", part.shape[-1])
+    y = _like(graph, part, f"{part.name}.sum")
 
-    def read(slots: Operand, kind: int) -> None:
-        behind = residual if kind == SUM else None  # `reduce` has it in its sums
-        collect(graph, slots, y, kind=kind, per_row=part.per_row or 1, residual=behind)
+    def read(slots: Operand) -> None:
+        behind = residual if _are_slots(slots) else None  # `reduce` has it in its sums
+        collect(graph, slots, y, per_row=part.per_row or 1, residual=behind)
 
     _forms(graph, part, ranks, read, residual)
     return y
 
 
-def all_reduce_into(graph: Graph, part: Buffer, ranks: int, read: Reader) -> None:
-    """The sum for a reader of whole rows, which puts slots together itself where it reads little
-    more so: one task and its edges less. `read` is called once a form.
+def all_reduce_into(
+    graph: Graph, part: Buffer, ranks: int, read: Reader, *, adds: bool = False
+) -> None:
+    """The sum for a reader that is added once a form, so that two shots need no task behind them;
+    of one rank its part. adds: it takes slots, too, and adds them up where it reads little more so.
     """
+    if ranks == 1:
+        read(part.whole)
+        return
 
-    def read_or_collect(slots: Operand, kind: int) -> None:
-        if kind == SUM and ranks > SUMMED_BY_READER:
-            y = _like(graph, part, f"{part.name}.sum", part.shape[-1])
-            collect(graph, slots, y, kind=kind, per_row=part.per_row or 1)
+    def read_or_collect(slots: Operand) -> None:
+        if _are_slots(slots) and (ranks > SUMMED_BY_READER or not adds):
+            y = _like(graph, part, f"{part.name}.sum")
+            collect(graph, slots, y, per_row=part.per_row or 1)
             slots = y
-        read(slots, kind)
+        read(slots)
 
     _forms(graph, part, ranks, read_or_collect)
 
@@ -60,20 +66,20 @@ def all_reduce_into(graph: Graph, part: Buffer, ranks: int, read: Reader) -> Non
 def _forms(
     graph: Graph, part: Buffer, ranks: int, read: Reader, residual: Buffer | None = None
 ) -> None:
-    """Both ways to all parts' sum; with kind SUM, adding a residual is left to `read`."""
+    """Both ways to all parts' sum; of slots, adding a residual is left to `read`."""
     width, per_row = part.shape[-1], part.per_row or 1
-    slots = graph.symmetric(f"{part.name}.slots", ranks, part)
     with graph.form(part.name, "one shot"):
+        slots = graph.symmetric(f"{part.name}.slots", part, slots=ranks)
         publish(graph, part, slots, per_row=per_row, name="one_shot")
-        read(slots.whole, SUM)
+        read(slots.whole)
     if ranks == 2 or width % (ranks * _FLOATS):
         return  # two ranks send as much in two shots
-    share = width // ranks
     with graph.form(part.name, "two shots"):
-        parts, sums = slots[:, :, :share], slots[:, :, share : 2 * share]
-        publish(graph, part, parts, per_row=per_row, scatter=True, name="scatter")
-        reduce(graph, parts, sums, per_row=per_row, residual=residual)
-        read(sums, SIDE_BY_SIDE)
+        shares = graph.symmetric(f"{part.name}.shares", part, slots=ranks, width=width // ranks)
+        sums = graph.symmetric(f"{part.name}.sums", part)
+        publish(graph, part, shares, per_row=per_row, scatter=True, name="scatter")
+        reduce(graph, shares, sums, per_row=per_row, residual=residual)
+        read(sums.whole)
 
 
 def all_reduce_bytes(size_bytes: int, ranks: int) -> int:
@@ -83,30 +89,22 @@ def all_reduce_bytes(size_bytes: int, ranks: int) -> int:
 
 def all_gather(graph: Graph, part: Buffer, ranks: int, *, sampled: bool = False) -> Buffer:
     """All ranks' parts side by side. part: [rows, W] of a dtype of four bytes, copied bit by bit;
-    the whole: [rows, ranks * W].
+    the whole: [rows, ranks * W], symmetric, so for bodies that may read such.
     """
     if ranks == 1:
         return part
-    y = _like(graph, part, f"{part.name}.all", ranks * part.shape[-1])
-
-    def read(slots: Operand, kind: int) -> None:
-        collect(graph, slots, y, kind=kind, sampled=sampled)
-
-    all_gather_into(graph, part, ranks, read, sampled=sampled)
-    return y
+    whole = graph.symmetric(f"{part.name}.all", part, width=ranks * part.shape[-1])
+    publish(graph, part, whole, sampled=sampled, name="gather")
+    return whole
 
 
-def all_gather_into(
-    graph: Graph, part: Buffer, ranks: int, read: Reader, *, sampled: bool = False
-) -> None:
-    """The same for a reader of its own in `collect`'s place."""
-    slots = graph.symmetric(f"{part.name}.slots", ranks, part)
-    publish(graph, part, slots, sampled=sampled, name="gather")
-    read(slots.whole, SIDE_BY_SIDE)
+def _are_slots(value: Operand) -> bool:
+    """Whether there are parts to add."""
+    return len(region_of(value).shape) == 3
 
 
-def _like(graph: Graph, part: Buffer, name: str, width: int) -> Buffer:
-    """An activation of as many rows."""
+def _like(graph: Graph, part: Buffer, name: str) -> Buffer:
+    """An activation of the same shape."""
     if part.per_row:
-        return graph.row_activation(name, width, part.dtype, part.per_row)
-    return graph.activation(name, [part.shape[0], width], part.dtype)
+        return graph.row_activation(name, part.shape[-1], part.dtype, part.per_row)
+    return graph.activation(name, part.shape, part.dtype)

@@ -36,18 +36,12 @@ from gpurt.buffer import DTYPES, Buffer, DType, Region, bf16, f32, nvfp4
 from gpurt.graph import Graph, Operand
 from gpurt.graphs import weights as read
 from gpurt.graphs.bounds import KV_DTYPES, check_shares, empty_graph
-from gpurt.graphs.collectives import (
-    all_gather,
-    all_gather_into,
-    all_reduce,
-    all_reduce_into,
-)
+from gpurt.graphs.collectives import all_gather, all_reduce_into
 from gpurt.graphs.dflash import DraftModel, DraftTarget
 from gpurt.graphs.drafters import add_drafter
 from gpurt.graphs.expert_split import choose
 from gpurt.graphs.muse_spark_config import PREFIX, MuseSparkConfig
 from gpurt.graphs.ops.attention import attention, ring_pages, slot_pages
-from gpurt.graphs.ops.collect import SUM
 from gpurt.graphs.ops.combine import combine
 from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.expert_matvec import expert_matvec
@@ -311,17 +305,22 @@ class _Builder:
         expert_matvec(
             graph, h, w, routes, d, top_k=top_k, w_scale=scale, x_per_pair=True, name="expert_down"
         )
-        if not self.by_expert:
-            d = all_reduce(graph, d, self.ranks)
         y = self.activation(f"{at}.y", config.moe_hidden)
         gain = self.gain(f"{at}.d.gain", f"{source}.experts.post_expert_norm.weight")
         own = self.own_experts()[1]
-        combine(graph, d, routes, y, experts=own, top_k=top_k, gain=gain, eps=post_eps)
-        if self.by_expert:
-            y = all_reduce(graph, y, self.ranks)
+
+        def add_up(pairs: Operand) -> None:
+            combine(graph, pairs, routes, y, experts=own, top_k=top_k, gain=gain, eps=post_eps)
+
         b = self.activation(f"{at}.mlp.b", config.hidden // self.ranks)
         post = self.matrix(f"{at}.post.w", f"{source}.post_expert_proj", cut=0)
-        matvec(graph, y, post, b, name="post_expert")
+
+        def widen(whole: Operand) -> None:
+            matvec(graph, whole, post, b, name="post_expert")
+
+        of_d, of_y = (1, self.ranks) if self.by_expert else (self.ranks, 1)
+        all_reduce_into(graph, d, of_d, add_up)
+        all_reduce_into(graph, y, of_y, widen)
         return b
 
     def own_experts(self) -> tuple[int, int]:
@@ -415,13 +414,13 @@ class _Builder:
             for which, letter in enumerate(("alpha", "beta"))
         )
 
-        def add(b: Operand, kind: int) -> None:
-            gated_residual(graph, b, stream, alpha, beta, out.s, kind=kind, **options)
+        def add(b: Operand) -> None:
+            gated_residual(graph, b, stream, alpha, beta, out.s, **options)
 
-        if self.ranks == 1:
-            add(branch, SUM)
+        if gathered:
+            add(all_gather(graph, branch, self.ranks))
         else:
-            (all_gather_into if gathered else all_reduce_into)(graph, branch, self.ranks, add)
+            all_reduce_into(graph, branch, self.ranks, add, adds=True)
         return out
 
     # ---- buffers ---------------------------------------------------------------------------

@@ -146,11 +146,20 @@ struct Loader {
 #pragma unroll
     for (u32 i = 0; i < kExpertWords; ++i) word[i] = load_relaxed(words + i);
     slot.chosen[0] = word[0];
+    choose_sets(slot);
 #pragma unroll
     for (u32 i = 2; i < kExpertWords; ++i) slot.chosen[i] = word[i];
     const bool is_live = record.tile[0] < live;
     st_shared_release_u32(shared_address(&slot.chosen[1]), is_live ? word[1] : 0);
     return true;
+  }
+
+  // Arguments with two sets point to the round's: so the loops of experts ask for none.
+  __device__ static void choose_sets(Slot& slot) {
+    for (u32 i = 0; slot.record.payload_mask >> i != 0; ++i)
+      slot.record.addr[i] =
+          arg_address(slot.record, i, slot.round, gpurt_program.payload_set_bytes);
+    slot.record.payload_mask = 0;
   }
 
   // Whether the edges of the oldest slot not looked at are met, if it has an expert and that is

@@ -25,7 +25,7 @@ struct block_conv {
     const TileRows own = TileRows::of(task, context);
     const u32 begin = own.begin, rows = own.end;
     if (begin >= rows) return;  // all threads
-    const f32* x = arg<const f32>(task, 0);
+    const f32* x = context.address<const f32>(task, 0);
     if (context.thread < rows) scratch.before[context.thread] = rows_before(context, taps - 1);
     if (task.addr[1] != 0) {
 #pragma unroll 1
@@ -37,7 +37,7 @@ struct block_conv {
     context.sync();
     const u32 first = task.tile[0] / 4, fours = (task.tile[1] - task.tile[0]) / 4;
     for (u32 at = context.thread; at < (rows - begin) * fours; at += context.team_threads)
-      convolve(task, scratch, begin + at / fours, first + at % fours);
+      convolve(task, context, scratch, begin + at / fours, first + at % fours);
   }
 
  private:
@@ -53,22 +53,23 @@ struct block_conv {
   }
 
   // Columns 4i .. 4i + 3 of one row.
-  __device__ static void convolve(const TaskRecord& task, const Scratch& scratch, u32 row, u32 i) {
+  __device__ static void convolve(const TaskRecord& task, const BodyContext& context,
+                                  const Scratch& scratch, u32 row, u32 i) {
     const u32 hidden = task.param[0], taps = task.param[1], side = task.param[3];
     const f32* gain = arg<const f32>(task, 1);
     const f32* base = arg<const f32>(task, 3) + u64(side) * taps * hidden;
-    const f32* residual = arg<const f32>(task, 4);
+    const f32* residual = context.address<const f32>(task, 4);
     const u64 at = u64(row) * hidden;
     float4 y = residual == nullptr ? make_float4(0, 0, 0, 0) : read4(residual + at, i);
 #pragma unroll 1
     for (u32 tap = 0; tap <= scratch.before[row]; ++tap) {
-      float4 z = read4(arg<const f32>(task, 0) + at - u64(tap) * hidden, i);
+      float4 z = read4(context.address<const f32>(task, 0) + at - u64(tap) * hidden, i);
       if (gain != nullptr) {
         const f32 scale = RowNorm::scale(scratch.partial[row - tap], hidden, param_f32(task, 4));
         z = mul4(scale4(z, scale), read4(gain, i));
       }
       const float4 constant = read4(base + u64(tap) * hidden, i);
-      const float4 own = dynamic(task, row, tap, i);
+      const float4 own = dynamic(task, context, row, tap, i);
       y = fma4(make_float4(constant.x + own.x, constant.y + own.y, constant.z + own.z,
                            constant.w + own.w),
                z, y);
@@ -77,9 +78,11 @@ struct block_conv {
   }
 
   // The row's coefficients of four columns.
-  __device__ static float4 dynamic(const TaskRecord& task, u32 row, u32 tap, u32 i) {
+  __device__ static float4 dynamic(const TaskRecord& task, const BodyContext& context, u32 row,
+                                   u32 tap, u32 i) {
     const u32 taps = task.param[1], group = task.param[2], groups = task.param[0] / group;
-    const f32* d = arg<const f32>(task, 2) + ((u64(row) * 2 + task.param[3]) * taps + tap) * groups;
+    const f32* d = context.address<const f32>(task, 2) +
+                   ((u64(row) * 2 + task.param[3]) * taps + tap) * groups;
     return make_float4(d[4 * i / group], d[(4 * i + 1) / group], d[(4 * i + 2) / group],
                        d[(4 * i + 3) / group]);
   }

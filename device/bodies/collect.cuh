@@ -1,4 +1,4 @@
-// collect on the GPU: all ranks' parts into one value, summed in rank order or side by side.
+// collect on the GPU: the sum of all ranks' parts, in rank order.
 #pragma once
 #include "publish.cuh"
 #include "slots.cuh"
@@ -8,31 +8,28 @@ namespace gpurt {
 struct collect {
   // Four columns a thread where rows are made of whole fours.
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
-    if (task.param[0] % 4 == 0 && task.param[5] % 4 == 0) {
-      gather<float4>(task, context);
+    if (task.param[0] % 4 == 0 && task.param[4] % 4 == 0) {
+      add_up<float4>(task, context);
     } else {
-      gather<f32>(task, context);
+      add_up<f32>(task, context);
     }
   }
 
  private:
   template <class Piece>
-  GPURT_FN static void gather(const TaskRecord& task, const BodyContext& context) {
+  GPURT_FN static void add_up(const TaskRecord& task, const BodyContext& context) {
     constexpr u32 kSize = sizeof(Piece) / sizeof(f32);
-    const u32 width = task.param[0] / kSize, ranks = task.param[1], per_row = task.param[3];
-    const bool is_sum = task.param[2] == kSlotsSum;
-    const u32 stride = task.param[5] / kSize;
+    const u32 width = task.param[0] / kSize, per_row = task.param[2];
+    const u32 stride = task.param[4] / kSize;
     const u64 slot = u64(stride) * context.step->rows_capacity * per_row;
-    const SlotsOf<Piece> slots{
-        context.address<const Piece>(task, 0), slot, stride, width, ranks, is_sum};
+    const SlotsOf<Piece> slots{context.address<const Piece>(task, 0), slot, stride, task.param[1]};
     Piece* y = context.address<Piece>(task, 1);
     const Piece* residual = context.address<const Piece>(task, 2);
-    const u32 rows = publish::value_rows(context, per_row, task.param[4] != 0);
-    const u64 y_width = is_sum ? width : u64(width) * ranks;
+    const u32 rows = publish::value_rows(context, per_row, task.param[3] != 0);
     const u32 begin = task.tile[0] / kSize, columns = task.tile[1] / kSize - begin;
     for (u32 at = context.thread; at < rows * columns; at += context.team_threads) {
       const u32 row = at / columns, column = begin + at % columns;
-      const u64 place = row * y_width + column;
+      const u64 place = u64(row) * width + column;
       const Piece* first = residual == nullptr ? nullptr : residual + place;
       y[place] = slots_piece<8>(slots, row, column, first);
     }

@@ -27,7 +27,7 @@ struct combine {
     const u32 width = task.param[0], top_k = task.param[1];
 #pragma unroll 1
     for (u32 row = rows.begin; row < rows.end; ++row) {
-      const f32* d = arg<const f32>(task, 0) + u64(row) * top_k * width;
+      const f32* d = context.address<const f32>(task, 0) + u64(row) * top_k * width;
       weigh(task, context, row, d);
       add_up(task, context, row, d);
     }

@@ -83,8 +83,8 @@ struct draft_walk {
 #pragma unroll 1
       for (u32 i = lane; i - lane < n; i += 32) {
         const bool is_there = i < n;
-        best.offer(is_there ? arg<const f32>(task, 0)[row + i] : LaneBest::none(),
-                   is_there ? arg<const u32>(task, 1)[row + i] : 0, top_k);
+        best.offer(is_there ? context.address<const f32>(task, 0)[row + i] : LaneBest::none(),
+                   is_there ? context.address<const u32>(task, 1)[row + i] : 0, top_k);
       }
       scratch.score[mask][lane] = lane < top_k ? best.value : LaneBest::none();
       scratch.id[mask][lane] = best.id;
@@ -101,7 +101,7 @@ struct draft_walk {
     for (u32 i = context.thread / 32; i < top_k; i += context.team_threads / 32) {
       f32 sum = 0;
       if (task.addr[2] != 0 && scratch.score[mask][i] > LaneBest::none()) {
-        const f32* hidden = arg<const f32>(task, 2) + u64(row) * rank;
+        const f32* hidden = context.address<const f32>(task, 2) + u64(row) * rank;
         for (u32 r = lane; r < rank; r += 32)
           sum = fmaf(element(task, 3, scratch.chosen, r) * hidden[r],
                      element(task, 4, scratch.id[mask][i], r), sum);

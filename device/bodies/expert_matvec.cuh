@@ -19,8 +19,7 @@
 // 4.6 us; an expert of 3.5 MB (Muse Spark, a rank of 8) in 0.84 us. Issue: of nvfp4, 8 ALU, 4 HMUL2
 // and one HMMA for 8 codes a lane, so 72 % of an SM's slots at that rate: nothing to spare for
 // more than a step's few rows an expert, which is why PAIRS = 2 has an instance of its own.
-// Which expert is known only when the decider has run: the loader waits for that, takes the weights
-// of the right one, and leaves expert and users in the slot (Slot::chosen).
+// The loader waits for the decider, takes the right expert's weights, leaves its users in the slot.
 #pragma once
 #include "expert_activations.cuh"
 #include "matvec_outputs.cuh"
@@ -240,7 +239,7 @@ struct expert_matvec {
   }
 
   template <u32 PAIRS>
-  GPURT_FN static void start(const TaskRecord& task, const Users& users, u32 first,
+  GPURT_FN static void start(const TaskRecord& task, u64 x_rows, const Users& users, u32 first,
                              ExpertActivations<PAIRS>& x) {
     const u32 mine = task.param[kXPerPair] != 0 ? users.pair : users.row, lane = threadIdx.x % 32;
     u64 rows[ExpertActivations<PAIRS>::kTiles];
@@ -249,7 +248,7 @@ struct expert_matvec {
       u32 user = PAIRS == 2 ? lane / 16 : first + t * 8 + lane / 4;
       if (PAIRS == 2 && user >= users.count) user = 0;
       const u32 row = __shfl_sync(~0u, mine, user);
-      const u64 at = task.addr[kArgX] + u64{row} * task.param[kK] * 4;
+      const u64 at = x_rows + u64{row} * task.param[kK] * 4;
       rows[t] = user < users.count ? at : 0;
     }
     x.start(rows);
@@ -288,7 +287,7 @@ struct expert_matvec {
     const Users users = users_of(turn);
     const Scales scales = scales_of(task, users.expert, Unit::kFactor);
     ExpertActivations<PAIRS> x;
-    start(task, users, 0, x);
+    start(task, task.addr[kArgX], users, 0, x);
     Ring<Unit> ring{cursor, turn};
     f32 sum[kTiles][kTilesMax][4] = {};
     multiply<Unit, PAIRS>(task, v, ring, x, sum);
@@ -357,7 +356,7 @@ struct expert_matvec {
     half ^= 1;
   }
 
-  // The address of the row of user lane / 16, of user 0 if there is no other.
+  // Of user lane / 16, of user 0 if there is no other.
   GPURT_FN static u64 few_row(const Slot& slot) {
     const TaskRecord& task = slot.record;
     const u32 half = threadIdx.x % 32 / 16;
@@ -418,13 +417,14 @@ struct expert_matvec {
     const u32 tile_rows = warp_tiles(task) * (256u >> groups_log2(task)), n = task.param[kN];
     const u32 tiles = (n + tile_rows - 1) / tile_rows;
     const u64 tile = u64{users.expert} * tiles + task.tile[1] / tile_rows;
-    const u32 left = (users.count - first + kPassPairs - 1) / kPassPairs;
-    const u32 count = left < 4 ? left : 4;
+    const u32 count = min((users.count - first + kPassPairs - 1) / kPassPairs, 4u);
+    const u64 x_rows =
+        arg_address(task, kArgX, slot_of(turn).round, gpurt_program.payload_set_bytes);
 #pragma unroll 1
     for (u32 v = 0; v < kVirtual; ++v) {
       Memory<Unit> memory{task.addr[kArgW] + (tile * units + v) * Unit::kBytes};
       ExpertActivations<8> x;
-      start(task, users, first, x);
+      start(task, x_rows, users, first, x);
       f32 sum[1][kTilesMax][4] = {};
       multiply<Unit, 8>(task, v, memory, x, sum);
       const f32 squares = task.addr[kArgNorm] != 0 ? x.sum_squares(0) : 0;

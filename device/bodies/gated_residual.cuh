@@ -28,13 +28,9 @@ struct gated_residual {
     const u32 hidden = task.param[0];
     const f32 eps = param_f32(task, 1);
     const f32* gain = arg<const f32>(task, 1);
-    const u32 stride = task.param[5] / 4;
+    const u32 stride = task.param[3] / 4;
     const SlotsOf<float4> branch{context.address<const float4>(task, 0),
-                                 u64(stride) * context.step->rows_capacity,
-                                 stride,
-                                 task.param[2] / 4,
-                                 task.param[3],
-                                 task.param[4] == kSlotsSum};
+                                 u64(stride) * context.step->rows_capacity, stride, task.param[2]};
 #pragma unroll 1
     for (u32 row = rows.begin; row < rows.end; ++row) {
       RowNorm::sum(scratch.partial[row - rows.begin], hidden / 4, context, [&](u32 i, f32 sum) {
@@ -81,8 +77,8 @@ struct gated_residual {
   GPURT_FN static void norm_row(const TaskRecord& task, const BodyContext& context, u32 row,
                                 const RowNorm::Partial& squares) {
     const u32 hidden = task.param[0], pieces = hidden / 4;
-    const f32 by = RowNorm::scale(squares, hidden, param_f32(task, 6));
-    const bool is_bf16 = task.param[7] == kBf16;
+    const f32 by = RowNorm::scale(squares, hidden, param_f32(task, 4));
+    const bool is_bf16 = task.param[5] == kBf16;
     const u64 begin = u64(row) * hidden;
     for (u32 i = context.thread; i < pieces; i += context.team_threads) {
       const float4 y = read4(arg<const f32>(task, 5) + begin, i);

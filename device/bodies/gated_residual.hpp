@@ -46,16 +46,15 @@ struct gated_residual {
     task.y = arg<f32>(record, 5);
     task.hidden = record.param[0];
     task.eps = param_f32(record, 1);
-    const u32 stride = record.param[5];
+    const u32 stride = record.param[3];
     const u64 slot = u64{stride} * context.step->rows_capacity;
-    task.branch = {arg<const f32>(record, 0),   slot, stride, record.param[2], record.param[3],
-                   record.param[4] == kSlotsSum};
+    task.branch = {arg<const f32>(record, 0), slot, stride, record.param[2]};
     task.begin = record.tile[0];
     task.end = record.tile[1];
     task.norm = arg<const f32>(record, 6);
     task.normed = arg<void>(record, 7);
-    task.norm_eps = param_f32(record, 6);
-    task.normed_is_bf16 = record.param[7] == kBf16;
+    task.norm_eps = param_f32(record, 4);
+    task.normed_is_bf16 = record.param[5] == kBf16;
     GPURT_AT_LEVEL(gated_residual_run, task, context);
     return kFaultNone;
   }

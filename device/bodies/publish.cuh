@@ -1,4 +1,4 @@
-// publish on the GPU: this rank's part of a value into every rank's slot.
+// publish on the GPU: this rank's part of a value to every rank.
 #pragma once
 #include "context.cuh"
 
@@ -36,7 +36,8 @@ struct publish {
     const u32 width = task.param[0] / kSize, ranks = task.param[1], per_row = task.param[2];
     const u32 rows = value_rows(context, per_row, task.param[3] != 0);
     const u32 stride = task.param[4] / kSize;
-    const u64 slot = u64(stride) * context.step->rows_capacity * per_row;
+    const u64 slot =
+        task.param[6] != 0 ? width : u64(stride) * context.step->rows_capacity * per_row;
     const u32 share = task.param[5] != 0 ? width : 0;  // of a part that is scattered
     const u64 part_width = share != 0 ? u64(width) * ranks : width;
     const u32 begin = task.tile[0] / kSize, columns = task.tile[1] / kSize - begin;

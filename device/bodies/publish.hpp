@@ -1,4 +1,4 @@
-// publish: this rank's part of a value into every rank's slot. graphs/ops/publish.py has the
+// publish: this rank's part of a value to every rank. graphs/ops/publish.py has the
 // contract.
 #pragma once
 #include "context.hpp"
@@ -13,11 +13,10 @@ inline u32 value_rows(const BodyContext& context, u32 per_row, bool sampled) {
   return (sampled ? context.step->sample_count : context.step->rows) * per_row;
 }
 
-/// This rank's slot in `rank`'s memory; slots of one rank alone are all its own. row: floats that a
-/// row of the step has.
-inline f32* my_slot(const BodyContext& context, f32* slots, u32 rank, u64 row) {
+/// This rank's slot in `rank`'s memory; slots of one rank alone are all its own. slot: floats from
+/// one to the next.
+inline f32* my_slot(const BodyContext& context, f32* slots, u32 rank, u64 slot) {
   const Program& program = *context.program;
-  const u64 slot = row * context.step->rows_capacity;
   if (program.rank_count == 1) return slots + rank * slot;
   return on_rank(program, slots, rank) + program.rank * slot;
 }
@@ -35,8 +34,10 @@ struct publish {
     const u64 stride = record.param[4];
     const bool scatters = record.param[5] != 0;
     const u64 part_width = scatters ? width * ranks : width;
+    const bool beside = record.param[6] != 0;
+    const u64 slot = beside ? width : stride * per_row * context.step->rows_capacity;
     for (u32 rank = 0; rank < ranks; ++rank) {
-      f32* const to = host::my_slot(context, slots, rank, stride * per_row);
+      f32* const to = host::my_slot(context, slots, rank, slot);
       const f32* const from = part + (scatters ? rank * width : 0);
       for (u64 row = 0; row < rows; ++row) {
         for (u64 i = record.tile[0]; i < record.tile[1]; ++i) {

@@ -1,4 +1,4 @@
-// reduce on the GPU: this rank's columns of a sum over all ranks, into its slot on every rank.
+// reduce on the GPU: this rank's columns of a sum over all ranks, in their place on every rank.
 #pragma once
 #include "publish.cuh"
 #include "slots.cuh"
@@ -8,7 +8,7 @@ namespace gpurt {
 struct reduce {
   // Four columns a thread where rows are made of whole fours.
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
-    if (task.param[0] % 4 == 0 && task.param[3] % 4 == 0) {
+    if (task.param[0] % 4 == 0 && task.param[3] % 4 == 0 && task.param[4] % 4 == 0) {
       add_up<float4>(task, context);
     } else {
       add_up<f32>(task, context);
@@ -22,8 +22,8 @@ struct reduce {
     const u32 width = task.param[0] / kSize, ranks = task.param[1], per_row = task.param[2];
     const u32 stride = task.param[3] / kSize;
     const u64 slot = u64(stride) * context.step->rows_capacity * per_row;
-    const SlotsOf<Piece> parts{
-        context.address<const Piece>(task, 0), slot, stride, width, ranks, true};
+    const u32 sums_stride = task.param[4] / kSize;
+    const SlotsOf<Piece> parts{context.address<const Piece>(task, 0), slot, stride, ranks};
     const Piece* residual = context.address<const Piece>(task, 1);
     if (residual != nullptr) residual += u64(context.program->rank) * width;
     Piece* sums = context.address<Piece>(task, 2);
@@ -36,7 +36,7 @@ struct reduce {
           slots_piece<8>(parts, row, column, residual == nullptr ? nullptr : residual + place);
 #pragma unroll 4
       for (u32 rank = 0; rank < ranks; ++rank)
-        publish::my_slot(context, sums, rank, slot)[u64(row) * stride + column] = sum;
+        publish::my_slot(context, sums, rank, width)[u64(row) * sums_stride + column] = sum;
     }
   }
 };

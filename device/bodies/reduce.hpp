@@ -1,4 +1,4 @@
-// reduce: this rank's columns of a sum over all ranks, into its slot on every rank.
+// reduce: this rank's columns of a sum over all ranks, in their place on every rank.
 // graphs/ops/reduce.py has the contract.
 #pragma once
 #include "context.hpp"
@@ -14,9 +14,10 @@ struct reduce {
     const u32 per_row = record.param[2];
     const u32 stride = record.param[3];
     const u64 slot = u64{stride} * context.step->rows_capacity * per_row;
-    const Slots parts{arg<const f32>(record, 0), slot, stride, width, ranks, true};
+    const Slots parts{arg<const f32>(record, 0), slot, stride, ranks};
     const f32* residual = arg<const f32>(record, 1);
     if (residual != nullptr) residual += u64{context.program->rank} * width;
+    const u64 sums_stride = record.param[4];
     f32* const sums = arg<f32>(record, 2);
     const u64 rows = u64{context.step->rows} * per_row;
     for (u64 row = 0; row < rows; ++row) {
@@ -24,7 +25,7 @@ struct reduce {
         const f32* const first = residual == nullptr ? nullptr : residual + row * ranks * width + i;
         const f32 sum = slots_element(parts, row, i, first);
         for (u32 rank = 0; rank < ranks; ++rank)
-          host::my_slot(context, sums, rank, u64{stride} * per_row)[row * stride + i] = sum;
+          host::my_slot(context, sums, rank, width)[row * sums_stride + i] = sum;
       }
     }
     return kFaultNone;

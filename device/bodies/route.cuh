@@ -96,7 +96,7 @@ struct route {
     const u32 experts = task.param[kExperts], top_k = task.param[kTopK];
     const u32 lane = context.thread % 32;
     const bool is_sigmoid = task.param[kKind] == kSigmoid;
-    const f32* logits = arg<const f32>(task, 0) + u64(row) * experts;
+    const f32* logits = context.address<const f32>(task, 0) + u64(row) * experts;
     const f32* bias = is_sigmoid ? arg<const f32>(task, 1) : nullptr;
     u64 mine = 0;  // the lane's best: key, then the lower expert
     u32 bad = kNone;
@@ -195,7 +195,7 @@ struct route {
     if (row == rows) return false;
     if (context.thread == 0) {
       const u32 e = scratch.bad[row];
-      const f32 x = arg<const f32>(task, 0)[u64(row) * task.param[kExperts] + e];
+      const f32 x = context.address<const f32>(task, 0)[u64(row) * task.param[kExperts] + e];
       const u32 which = x - x == 0.0f ? 1 : 0;  // argument: bias, logits
       report_fault(context, task, kFaultNonFinite, row, e, which);
     }

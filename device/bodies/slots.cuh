@@ -12,14 +12,10 @@ GPURT_FN void add_piece(float4& sum, const float4& value) {
   sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
 }
 
-// Piece `i` of a row of the value; a sum begins with `*first`, if there is one. AT_ONCE: ranks
-// whose loads are under way at once.
+// Piece `i` of a row of the sum, which begins with `*first`, if there is one. AT_ONCE: ranks whose
+// loads are under way at once.
 template <u32 AT_ONCE, class Piece>
 GPURT_FN Piece slots_piece(const SlotsOf<Piece>& slots, u32 index, u32 i, const Piece* first) {
-  if (!slots.is_sum) {
-    const u32 rank = i / slots.width;
-    return slots.row(rank, index)[i - rank * slots.width];
-  }
   const Piece* from = slots.row(0, index) + i;
   Piece total{};
   if (first != nullptr) total = *first;

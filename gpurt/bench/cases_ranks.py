@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
 
 from gpurt.bench import graphs, made_up, peers_ranks
 from gpurt.bench.case import Case, Workload
 from gpurt.bench.machine import Machine
 from gpurt.bench.ours import Steps
 from gpurt.buffer import Buffer
-from gpurt.graph import Graph
+from gpurt.graph import Graph, Operand
 from gpurt.graphs.collectives import all_reduce_into
 from gpurt.graphs.ops.collect import collect
 from gpurt.graphs.ops.matvec import matvec
@@ -62,15 +61,15 @@ def sums(rank: int, ranks: int, *, count: int, floats: int, stream_k: int = 0) -
                 matvec(graph, x, w, z, name="beside")
             make = graph.output if number == count - 1 else graph.activation
             y = make("y" if number == count - 1 else f"y[{number}]", [1, floats], "f32")
-            all_reduce_into(graph, part, ranks, partial(_collect, graph, y))
+            all_reduce_into(graph, part, ranks, partial(_collect, graph, y), adds=True)
             part = y
     if stream_k:
         made_up.share_matrices(graph)
     return graph
 
 
-def _collect(graph: Graph, y: Buffer, slots: Any, kind: int) -> None:
-    collect(graph, slots, y, kind=kind)
+def _collect(graph: Graph, y: Buffer, slots: Operand) -> None:
+    collect(graph, slots, y)
 
 
 class Sums(Steps):

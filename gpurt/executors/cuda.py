@@ -33,7 +33,7 @@ from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, KernelCode, comp
 from gpurt.executors.cuda_driver import STAGING_BYTES, Device, Kernel
 from gpurt.executors.symmetric import Symmetric
 from gpurt.graph import Graph
-from gpurt.plan import MEMORIES, TWO_SETS, Plan, PlanBuffer, align_up, name_in_variant
+from gpurt.plan import MEMORIES, Plan, PlanBuffer, align_up
 from gpurt.progress import Progress
 
 SENTINEL_BYTE = 0xFF
@@ -178,15 +178,11 @@ class CudaExecutor:
         Raises: PlanError for an unknown name and for a packed weight, ClosedError.
         """
         raw = self._download(self._memory.sections["step_state"], wire.STEP_STATE.itemsize)
-        step = raw.view(wire.STEP_STATE)[0]
-        own = name_in_variant(buffer_name, int(step["rows_capacity"]))
-        is_own = any(b.name == own for b in self.plan.buffers)
-        buffer, address = self._find(own if is_own else buffer_name)
+        index, set_bytes = program.last_step(self.plan, buffer_name, raw.view(wire.STEP_STATE)[0])
+        buffer, address = self.plan.buffers[index], self._addresses[index] + set_bytes
         if buffer.packing:
             msg = f"{buffer.name} is packed as {buffer.packing} - at CudaExecutor.read"
             raise PlanError(f"{msg} - weights are read from their source")
-        if buffer.memory in TWO_SETS:
-            address += (int(step["round"]) & 1) * self.plan.payload_set_bytes
         raw = self._download(address, buffer.size_bytes)
         dtype = DTYPES[buffer.dtype]
         last_axis = -1 if dtype.block > 1 else buffer.shape[-1]
@@ -316,7 +312,7 @@ class CudaExecutor:
         device.fill(base, 0, size, self._copies)
         memory.sections.update({name: base + offset for name, offset in offsets.items()})
         for kind in MEMORIES:
-            if kind not in ("step", "symmetric"):
+            if kind not in ("step", "symmetric", "none"):
                 two_sets = kind == "payload"
                 arena = plan.two_sets_bytes(kind) if two_sets else plan.arena_bytes(kind)
                 memory.arenas[kind] = self._take(arena, f"{plan.name}: {kind} buffers")

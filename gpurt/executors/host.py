@@ -155,8 +155,12 @@ class HostExecutor:
         return self._native.join(timeout_s)
 
     def read(self, buffer_name: str) -> NDArray[Any]:
-        """A copy of a buffer in its storage dtype; block formats as [rows, row bytes]."""
-        return np.array(self._view(buffer_name))
+        """A copy of a buffer in its storage dtype; block formats as [rows, row bytes]. Of two sets,
+        and of what several variants have of their own, those of the last step.
+        """
+        raw = self._sections["step_state"][: wire.STEP_STATE.itemsize]
+        index, set_bytes = program.last_step(self.plan, buffer_name, raw.view(wire.STEP_STATE)[0])
+        return np.array(self._memory.view(index, set_bytes))
 
     def write(self, buffer_name: str, array: NDArray[Any]) -> None:
         """Fill a state buffer with an array of its storage dtype and shape.
@@ -280,11 +284,11 @@ class _Memory:
                 at = begin + planned.offset_bytes
                 self.arrays[index] = step_state[at : at + planned.size_bytes]
 
-    def view(self, index: int) -> NDArray[Any]:
-        """A buffer in its storage dtype and shape, in place."""
+    def view(self, index: int, set_bytes: int = 0) -> NDArray[Any]:
+        """A buffer in its storage dtype and shape, in place. set_bytes: from its first set."""
         planned = self.plan.buffers[index]
         dtype = DTYPES[planned.dtype]
-        data = self._bytes(index)
+        data = self._bytes(index, set_bytes)
         if planned.packing:
             return data
         row_bytes = dtype.row_bytes(planned.shape[-1])
@@ -306,13 +310,14 @@ class _Memory:
             part.flags.writeable = False
         return part
 
-    def _bytes(self, index: int) -> NDArray[np.uint8]:
+    def _bytes(self, index: int, set_bytes: int = 0) -> NDArray[np.uint8]:
         own = self.arrays[index]
         if own is not None:
             return own
         planned = self.plan.buffers[index]
         arena = self._arenas[planned.memory]
-        return arena[planned.offset_bytes : planned.offset_bytes + planned.size_bytes]
+        begin = planned.offset_bytes + set_bytes
+        return arena[begin : begin + planned.size_bytes]
 
     def _fill(
         self, index: int, planned: PlanBuffer, data: NDArray[np.uint8] | None, made_for_us: bool

@@ -22,7 +22,15 @@ from gpurt import wire
 from gpurt.body import Param
 from gpurt.errors import PlanError
 from gpurt.executors.base import SPAN_CAPACITY_MIN, SPAN_STEPS, Options, Record
-from gpurt.plan import TASK_EXPERT_STREAM, Plan, PlanExpert, align_up, rank_counters
+from gpurt.plan import (
+    TASK_EXPERT_STREAM,
+    TWO_SETS,
+    Plan,
+    PlanExpert,
+    align_up,
+    name_in_variant,
+    rank_counters,
+)
 from gpurt.wire import TaskFlags
 
 Place = Literal["device", "host"]
@@ -96,11 +104,24 @@ def symmetric_layout(plan: Plan, options: Options) -> Symmetric:
 
 
 def buffer_addresses(plan: Plan, arenas: Mapping[str, int], step_state: int) -> list[int]:
-    """Address of every PlanBuffer. arenas: base address by PlanBuffer.memory, but for "step"."""
-    step = step_state + wire.sampled_offset_bytes(plan.rows)
-    return [
-        (step if b.memory == "step" else arenas[b.memory]) + b.offset_bytes for b in plan.buffers
-    ]
+    """Address of every PlanBuffer, of those without memory 0. arenas: base address by
+    PlanBuffer.memory, but for "step".
+    """
+    bases = {**arenas, "step": step_state + wire.sampled_offset_bytes(plan.rows)}
+    return [0 if b.memory == "none" else bases[b.memory] + b.offset_bytes for b in plan.buffers]
+
+
+def last_step(plan: Plan, buffer_name: str, step: NDArray[Any]) -> tuple[int, int]:
+    """Where a buffer's content of the last step lies: its index, since several variants may have
+    one each, and bytes from its first set. step: the STEP_STATE.
+
+    Raises: PlanError for an unknown name.
+    """
+    own = name_in_variant(buffer_name, int(step["rows_capacity"]))
+    name = own if any(b.name == own for b in plan.buffers) else buffer_name
+    index = plan.buffer_index(name)
+    second = plan.buffers[index].memory in TWO_SETS and int(step["round"]) & 1
+    return index, plan.payload_set_bytes if second else 0
 
 
 def constants(

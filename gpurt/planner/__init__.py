@@ -102,11 +102,13 @@ def _planned(
 ) -> Plan:
     """The plan of one variant, not checked."""
     chosen = policies.resolve(graph, policy)
-    polled = payload.choose(graph, target, chosen, edges)
+    left_out = forms.left_out(graph)
+    polled = payload.choose(graph, target, chosen, edges, left_out)
     buffers = memory.BufferMap(graph, target)
     draft = Draft(len(graph.operators))
-    hazards = _lower(graph, target, chosen, polled, buffers, draft, progress)
-    placed = buffers.plan_buffers(polled, finish.packed_bytes(buffers, graph))
+    hazards = _lower(graph, target, chosen, polled, left_out, buffers, draft, progress)
+    unused = forms.unused(graph, left_out)
+    placed = buffers.plan_buffers(polled, unused, finish.packed_bytes(buffers, graph))
     lists = schedule.Schedule(draft, target)
     for op in draft.ops:
         lists.place(op)
@@ -173,6 +175,7 @@ def _lower(
     target: Target,
     chosen: Sequence[Policy],
     polled: set[int],
+    left_out: set[int],
     buffers: memory.BufferMap,
     draft: Draft,
     progress: Progress,
@@ -180,7 +183,6 @@ def _lower(
     """Tiles and waits of all operators of the graph, in program order."""
     hazards, waits = Hazards(graph, polled), Waits(draft)
     deciders = dynamic.Deciders(draft, hazards, waits)
-    left_out = forms.left_out(graph)
     for op, op_policy in zip(graph.operators, chosen, strict=True):
         if op.index in left_out:
             draft.leave_out(op, op_policy)

@@ -130,6 +130,8 @@ def _check_buffers(plan: Plan) -> None:
         if buffer.memory in TWO_SETS and end > plan.payload_set_bytes:
             msg = f"{where} up to byte {end} of a {buffer.memory} set of {plan.payload_set_bytes}"
             raise fail(plan, user, msg)
+        if buffer.memory == "none" and index in users:
+            raise fail(plan, user, f"{where}, which has no memory")
         by_memory.setdefault(buffer.memory, []).append((buffer.offset_bytes, index))
     for memory, places in by_memory.items():
         places.sort()

@@ -114,7 +114,8 @@ class Deciders:
             "noop",
             f"{drafted.path}.absent",
             drafted.layer,
-            decider.policy,
+            # `ready` tasks wait for no other rank.
+            "claim" if any(p.ranks for p in needs) else decider.policy,
             (live,),
         )
         tile = Tile((0, 0, 0, 0), (region,), ())

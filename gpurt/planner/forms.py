@@ -40,6 +40,21 @@ def left_out(graph: Graph) -> set[int]:
     return {op.index for op in graph.operators if op.form is not None and op.form not in chosen}
 
 
+def unused(graph: Graph, left_out: set[int]) -> set[int]:
+    """Indices of buffers that only operators which were left out use."""
+
+    def used(op: Operator) -> set[int]:
+        return {region.buffer.index for region in (*op.reads, *op.writes)}
+
+    found: set[int] = set()
+    for index in left_out:
+        found |= used(graph.operators[index])
+    for op in graph.operators:
+        if found and op.index not in left_out:
+            found -= used(op)
+    return {i for i in found if graph.buffers[i].role in ("activation", "symmetric")}
+
+
 def _chosen(forms: dict[Form, int]) -> Form:
     first = next(iter(forms))
     return first if forms[first] <= FIRST_FORM_BYTES else min(forms, key=forms.__getitem__)

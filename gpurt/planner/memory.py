@@ -58,15 +58,17 @@ class BufferMap:
             self.packings[region.buffer.index] = packing
 
     def plan_buffers(
-        self, payload: set[int], packed_bytes: Mapping[int, int]
+        self, payload: set[int], unused: set[int], packed_bytes: Mapping[int, int]
     ) -> tuple[PlanBuffer, ...]:
-        """All buffers with their offsets. packed_bytes: sizes that packers state, by index."""
+        """All buffers with their offsets. unused: indices of the graph's that have no memory.
+        packed_bytes: sizes that packers state, by index.
+        """
         buffers = self._graph.buffers
         ends: dict[Memory, int] = {}
         result = []
         for index, source in enumerate(self.sources):
             buffer, packing = buffers[source], self.packings[index]
-            memory = self._memory(source, payload)
+            memory = "none" if source in unused else self._memory(source, payload)
             size = max(packed_bytes.get(index, buffer.size_bytes), self.stream_ends[index])
             offset = ends.get(memory, 0)
             ends[memory] = align_up(offset + size)

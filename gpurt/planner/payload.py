@@ -32,15 +32,23 @@ REARM_BYTES_MIN = 16 << 10  # a smaller fill is not worth a task of its own
 _DTYPES = ("f32", "bf16")  # those whose all-ones pattern is a NaN that bodies never store
 
 
-def choose(graph: Graph, target: Target, policies: Sequence[Policy], edges: Edges) -> set[int]:
-    """Indices of the graph's buffers that become payload buffers. Raises: PlanError."""
+def choose(
+    graph: Graph,
+    target: Target,
+    policies: Sequence[Policy],
+    edges: Edges,
+    left_out: set[int],
+) -> set[int]:
+    """Indices of the graph's buffers that become payload buffers. left_out: operators that the plan
+    does not have. Raises: PlanError.
+    """
     if edges not in EDGES:
         raise PlanError(f"unknown edges {edges!r} - at plan(edges=...) - use one of {list(EDGES)}")
     if edges == "counter" or target.kind != "cuda":
         return set()
     users: dict[int, list[Operator]] = {}
     for op in graph.operators:
-        for region in (*op.reads, *op.writes):
+        for region in (*op.reads, *op.writes) if op.index not in left_out else ():
             users.setdefault(region.buffer.index, []).append(op)
     chosen = set()
     for index, ops in users.items():

@@ -186,7 +186,7 @@ def _load(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> str:
     table = [("memory", "buffers", "bytes", "largest")]
-    for memory in MEMORIES:
+    for memory in MEMORIES[:-1]:
         buffers = sorted(
             (b for b in plan.buffers if b.memory == memory), key=lambda b: -b.size_bytes
         )

@@ -69,11 +69,10 @@ def draft_op(
             continue
         addr.append((buffers.of(op, name, target), region.offset_bytes))
         is_symmetric = region.buffer.role == "symmetric"
-        if is_symmetric and not op.body.ranks:
-            msg = f"{op.body.name} uses {region}, which is symmetric"
-            raise GraphError(
-                f"{msg} - at {op.path} - only collectives do: see graphs/collectives.py"
-            )
+        writes = region in op.writes
+        if is_symmetric and not (op.body.publishes if writes else op.body.ranks):
+            msg = f"{op.body.name} {'writes' if writes else 'reads'} {region}, which is symmetric"
+            raise GraphError(f"{msg} - at {op.path} - it cannot: see graphs/collectives.py")
         mask |= (is_symmetric or region.buffer.index in payload) << position
     flags = TASK_PAYLOAD_IN * any(r.buffer.index in payload for r in op.reads)
     flags |= TASK_PAYLOAD_OUT * any(r.buffer.index in payload for r in op.writes)

@@ -214,6 +214,12 @@ class _Joined:
         elif buffer.name not in self._index:  # a weight that only this variant packs in this way
             ends = [b.offset_bytes + b.size_bytes for b in self._buffers if b.memory == "weight"]
             buffer = replace(buffer, offset_bytes=align_up(max(ends, default=0)))
+        known = self._index.get(buffer.name)
+        if known is not None and self._buffers[known].memory == "none" != buffer.memory:
+            same = [b for b in self._buffers if b.memory == buffer.memory]
+            end = align_up(max((b.offset_bytes + b.size_bytes for b in same), default=0))
+            moved = replace(self._buffers[known], memory=buffer.memory, offset_bytes=end)
+            self._buffers[known] = moved
         if buffer.name not in self._index:
             self._index[buffer.name] = len(self._buffers)
             self._buffers.append(buffer)

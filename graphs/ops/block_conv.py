@@ -128,4 +128,5 @@ BLOCK_CONV = Body(
     params=("hidden", "taps", "group", "side", "eps"),
     tile=tile_block_conv,
     reference=block_conv_reference,
+    ranks=True,
 )

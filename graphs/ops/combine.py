@@ -138,4 +138,5 @@ COMBINE = Body(
     params=("width", "top_k", "eps", "experts"),
     tile=tile_combine,
     reference=combine_reference,
+    ranks=True,
 )

@@ -190,4 +190,5 @@ DRAFT_WALK = Body(
     params=("n", "top_k", "rank", "dtype", "nodes"),
     tile=tile_draft_walk,
     reference=draft_walk_reference,
+    ranks=True,
 )

@@ -179,6 +179,7 @@ EXPERT_MATVEC = Body(
     params=("n", "k", "epilogue", "w_dtype", "x_per_pair", "top_k", "eps"),
     tile=tile_expert_matvec,
     reference=expert_matvec_reference,
+    ranks=True,
     packing=packing_expert_matvec,
     dynamic=True,
 )

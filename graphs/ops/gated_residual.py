@@ -5,9 +5,9 @@
   normed = R(y) * norm, optional: what the matvecs behind would make of y, each of its tasks anew.
            In bf16 they read half the bytes and convert nothing.
 
-The branch may be slots of a collective, [ranks, rows, W]: their sum, or the slots side by side, see
-collect.py. It is put together here, by every tile for its whole rows, with collect's bits: reading
-a row of each rank from L2 costs less than a task in between and its edges.
+The branch may be slots of a collective, [ranks, rows, H]: their sum, see collect.py. It is put
+together here, by every tile for its whole rows, with collect's bits: reading a row of each of a few
+ranks from L2 costs less than a task in between and its edges.
 
 A tile is a range of columns; each computes the mean square of the whole row, in one fixed order.
 On cuda also of rows: coords = (column begin, column end, row begin, row end). With `normed` a tile
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.buffer import bf16, f32
 from gpurt.errors import GraphError
-from gpurt.graphs.ops.collect import SIDE_BY_SIDE, SUM, assembled
+from gpurt.graphs.ops.collect import added
 from gpurt.graphs.ops.dtypes import dtype_code
 from gpurt.graphs.ops.publish import slots_stride
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
@@ -51,13 +51,12 @@ def gated_residual(
     normed: Operand | None = None,
     eps: float,
     norm_eps: float = 0.0,
-    kind: int = SUM,
     name: str = "gated_residual",
 ) -> Operator:
     """Add y = alpha * stream + beta * R(branch * gain), and normed = R(y) * norm if it is given.
 
     branch, stream, y: [rows, H] f32. gain, alpha, beta, norm: [H] f32. normed: [rows, H] f32 or
-    bf16, with norm_eps. kind: of slots as a branch.
+    bf16, with norm_eps.
     Raises: GraphError if the widths differ, or if one of norm and normed is absent.
     """
     if (norm is None) != (normed is None):
@@ -70,8 +69,7 @@ def gated_residual(
     ranks = slots[0] if slots else 1
     optional = [operand for operand in (gain, norm, normed) if operand is not None]
     operands = (stream, alpha, beta, y, *optional)
-    widths = [width * (ranks if kind == SIDE_BY_SIDE else 1)]
-    widths += [region_of(operand).shape[-1] for operand in operands]
+    widths = [width, *(region_of(operand).shape[-1] for operand in operands)]
     if len(set(widths)) != 1:
         msg = f"widths {widths} of branch, stream, alpha, beta, y, then gain, norm, normed"
         raise GraphError(f"{msg} - at {graph.name}.{name} - they must be equal")
@@ -88,11 +86,9 @@ def gated_residual(
             "normed": normed,
         },
         name=name,
-        hidden=widths[0],
+        hidden=width,
         eps=float(eps),
-        width=width,
         ranks=ranks,
-        kind=kind,
         stride=slots_stride(branch),
         norm_eps=float(norm_eps),
         normed_dtype=dtype_code(dtype),
@@ -105,8 +101,8 @@ def tile_gated_residual(op: Operator, target: Target) -> list[Tile]:
     whole = "normed" in op.args
     at_once = width if whole else _TILE_COLUMNS
     if target.kind == "cuda":
-        if op.params["width"] % FLOATS:
-            msg = f"slots of {op.params['width']} columns, the CUDA body takes multiples of"
+        if width % FLOATS:
+            msg = f"slots of {width} columns, the CUDA body takes multiples of"
             raise GraphError(f'{msg} {FLOATS} - at {op.path} - use device="host"')
         return [
             make_gated_tile(op, begin, min(begin + at_once, width), rows)
@@ -148,7 +144,7 @@ def gated_residual_reference(
     rows = len(step.token)
     slots = required(op, arrays, "branch")
     slots = slots.reshape(int(op.params["ranks"]), -1, slots.shape[-1])[:, :rows]
-    branch = assembled(slots.astype(np.float32), int(op.params["kind"]))
+    branch = added(slots.astype(np.float32))
     gain = array_of(op, arrays, "gain")
     if gain is not None:
         branch = branch * gain
@@ -179,7 +175,7 @@ GATED_RESIDUAL = Body(
         Arg("normed", "w", optional=True),
     ),
     params=(
-        *("hidden", "eps", "width", "ranks", "kind", "stride"),
+        *("hidden", "eps", "ranks", "stride"),
         *("norm_eps", "normed_dtype"),
     ),
     tile=tile_gated_residual,

@@ -194,6 +194,7 @@ MATVEC = Body(
     ),
     tile=tile_matvec,
     reference=matvec_reference,
+    ranks=True,
     packing=packing_matvec,
     variant=variant_matvec,
     payload=True,

@@ -1,12 +1,15 @@
-"""publish: this rank's part of a value into its slot on every rank. First half of a collective.
+"""publish: this rank's part of a value to every rank. First half of a collective.
 
+beside: the parts lie side by side in each row, [rows, ranks * W], in place for whoever reads rows:
+an all-gather needs no second half. Else each rank has a slot of its own, and a sum follows.
 scatter: only a share of the part goes to each rank, the columns that it will sum (reduce.py).
 
 One rank alone, in loop-back: all slots lie in its own memory and get the same part, or in turn the
 shares of its own, so one GPU moves exactly the bytes of one of `ranks`; the time of links is not in
-it. See collect.py for the second half.
+it.
 
-  part  [rows * per_row, W], with scatter [.., ranks * W]     slots  [ranks, rows * per_row, W]
+  part   [rows * per_row, W], with scatter [.., ranks * W]
+  slots  [ranks, rows * per_row, W], or beside [rows * per_row, ranks * W]
 
 Slots are columns of a symmetric buffer: its rows may be wider.
 """
@@ -20,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.buffer import Region
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.regions import columns, region_of, required
 
@@ -42,14 +46,18 @@ def publish(
     scatter: bool = False,
     name: str = "publish",
 ) -> Operator:
-    """Add the copies. sampled: `part` has a row a sampled row, not one a row of the step.
+    """Add the copies; beside: if `slots` has two axes. sampled: `part` has a row a sampled row, not
+    one a row of the step.
 
     Raises: GraphError if the shapes do not fit together.
     """
-    ranks, rows, width = region_of(slots).shape
+    shape, given = region_of(slots).shape, region_of(part).shape
+    beside = len(shape) == 2
+    ranks = shape[1] // given[-1] if beside else shape[0]
+    rows, width = shape[-2], shape[1] // max(ranks, 1) if beside else shape[-1]
     wanted = (rows, width * ranks if scatter else width)
-    if wanted != region_of(part).shape:
-        msg = f"part is {list(region_of(part).shape)}, but slots are {[ranks, rows, width]}"
+    if wanted != given or (beside and (scatter or width * ranks != shape[1])):
+        msg = f"part is {list(given)}, but slots are {list(shape)}"
         raise GraphError(f"{msg} - at {graph.name}.{name} - part needs {list(wanted)}")
     return graph.op(
         PUBLISH,
@@ -61,6 +69,7 @@ def publish(
         sampled=int(sampled),
         stride=slots_stride(slots),
         scatter=int(scatter),
+        beside=int(beside),
     )
 
 
@@ -78,10 +87,19 @@ def tile_publish(op: Operator, target: Target) -> list[Tile]:
     for begin in range(0, width, at_once):
         end = min(begin + at_once, width)
         reads = tuple(columns(op.args["part"], at + begin, at + end) for at in shares)
-        writes = (columns(op.args["slots"], begin, end),)
+        writes = slot_columns(op, "slots", begin, end)
         size = (end - begin) * int(op.params["per_row"]) * (ranks + len(shares))
         tiles.append(Tile((begin, end, 0, 0), reads, writes, cost_bytes=4 * size))
     return tiles
+
+
+def slot_columns(op: Operator, slots: str, begin: int, end: int) -> tuple[Region, ...]:
+    """Columns [begin, end) of all ranks' slots of an argument, or of their parts of its rows."""
+    region, width = op.args[slots], int(op.params["width"])
+    if len(region.shape) == 3:
+        return (columns(region, begin, end),)
+    starts = range(0, region.shape[1], width)
+    return tuple(columns(region, at + begin, at + end) for at in starts)
 
 
 def tile_columns(op: Operator, slots: str, target: Target) -> int:
@@ -90,7 +108,7 @@ def tile_columns(op: Operator, slots: str, target: Target) -> int:
     """
     if target.kind == "host":
         return _TILE_COLUMNS
-    rows = op.args[slots].shape[1]
+    rows = op.args[slots].shape[-2]
     # Where each rank gets a share of its own, a thread has as many to move as there are ranks.
     shares = int(op.params["ranks"]) if op.params.get("scatter") or op.body.name == "reduce" else 1
     columns = max(_TILE_FLOATS_CUDA // (rows * shares), -(-int(op.params["width"]) // _TILES_CUDA))
@@ -106,15 +124,20 @@ def value_rows(op: Operator, step: StepRows) -> int:
 def publish_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
     """The contract above, of one rank alone."""
     rows, part = value_rows(op, step), required(op, arrays, "part")
-    shares = np.split(part[:rows], int(op.params["ranks"]), axis=1) if op.params["scatter"] else []
-    required(op, arrays, "slots")[:, :rows] = shares or part[:rows]
+    ranks, slots = int(op.params["ranks"]), required(op, arrays, "slots")
+    if op.params["beside"]:
+        slots[:rows] = np.tile(part[:rows], ranks)
+        return
+    shares = np.split(part[:rows], ranks, axis=1) if op.params["scatter"] else []
+    slots[:, :rows] = shares or part[:rows]
 
 
 PUBLISH = Body(
     name="publish",
     args=(Arg("part", "r"), Arg("slots", "w")),
-    params=("width", "ranks", "per_row", "sampled", "stride", "scatter"),
+    params=("width", "ranks", "per_row", "sampled", "stride", "scatter", "beside"),
     tile=tile_publish,
     reference=publish_reference,
     ranks=True,
+    publishes=True,
 )

@@ -1,12 +1,12 @@
-"""reduce: sums all ranks' parts of this rank's columns, and gives the sum to every rank. The middle
-of an all-reduce in two shots: publish scatters before it, collect puts the sums side by side.
+"""reduce: sums all ranks' parts of this rank's columns, and gives the sum to every rank. The second
+shot of an all-reduce in two: publish scatters before it.
 
   parts  [ranks, rows * per_row, W], slots      residual  [rows * per_row, ranks * W]
-  sums   [ranks, rows * per_row, W], slots: into this rank's on every rank
+  sums   [rows * per_row, ranks * W]: this rank's columns, on every rank
 
 The sum is the one of collect.py, element by element: the residual, if there is one, and the parts
 in rank order. So one shot and two have the same bits. One rank alone, in loop-back, sums the first
-columns and fills all slots with them.
+columns and fills all columns with them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
-from gpurt.graphs.ops.collect import SUM, assembled
-from gpurt.graphs.ops.publish import slots_stride, tile_columns, value_rows
+from gpurt.graphs.ops.collect import added
+from gpurt.graphs.ops.publish import slot_columns, slots_stride, tile_columns, value_rows
 from gpurt.graphs.ops.regions import array_of, columns, region_of, required
 
 if TYPE_CHECKING:
@@ -35,16 +36,12 @@ def reduce(
     residual: Operand | None = None,
     name: str = "reduce",
 ) -> Operator:
-    """Add it. parts, sums: columns of one symmetric buffer. Raises: GraphError for other shapes."""
+    """Add it. parts, sums: symmetric. Raises: GraphError for other shapes."""
     ranks, rows, width = region_of(parts).shape
-    behind = None if residual is None else region_of(residual).shape
-    same = slots_stride(parts) == slots_stride(sums)
-    if region_of(sums).shape != (ranks, rows, width) or not same:
-        msg = f"parts are {[ranks, rows, width]}, but sums {list(region_of(sums).shape)}"
-        raise GraphError(f"{msg} - at {graph.name}.{name} - give both the same shape and stride")
-    if behind not in (None, (rows, ranks * width)):
-        msg = f"residual is {list(behind or ())}, parts {[ranks, rows, width]}"
-        raise GraphError(f"{msg} - at {graph.name}.{name} - it needs {[rows, ranks * width]}")
+    for what, operand in (("sums", sums), ("residual", residual)):
+        if operand is not None and region_of(operand).shape != (rows, ranks * width):
+            msg = f"parts are {[ranks, rows, width]}, but {what} {list(region_of(operand).shape)}"
+            raise GraphError(f"{msg} - at {graph.name}.{name} - it needs {[rows, ranks * width]}")
     return graph.op(
         REDUCE,
         {"parts": parts, "residual": residual, "sums": sums},
@@ -53,6 +50,7 @@ def reduce(
         ranks=ranks,
         per_row=per_row,
         stride=slots_stride(parts),
+        sums_stride=slots_stride(sums),
     )
 
 
@@ -69,7 +67,7 @@ def tile_reduce(op: Operator, target: Target) -> list[Tile]:
         if "residual" in op.args:
             behind = op.args["residual"]
             reads += [columns(behind, r * width + begin, r * width + end) for r in range(ranks)]
-        writes = (columns(op.args["sums"], begin, end),)
+        writes = slot_columns(op, "sums", begin, end)
         size = (end - begin) * int(op.params["per_row"]) * (2 * ranks + ("residual" in op.args))
         tiles.append(Tile((begin, end, 0, 0), tuple(reads), writes, cost_bytes=4 * size))
     return tiles
@@ -81,14 +79,15 @@ def reduce_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: Ste
     residual = array_of(op, arrays, "residual")
     own = None if residual is None else residual[:rows, :width]
     parts = required(op, arrays, "parts")[:, :rows]
-    required(op, arrays, "sums")[:, :rows] = assembled(parts, SUM, own)
+    required(op, arrays, "sums")[:rows] = np.tile(added(parts, own), len(parts))
 
 
 REDUCE = Body(
     name="reduce",
     args=(Arg("parts", "r"), Arg("residual", "r", optional=True), Arg("sums", "w")),
-    params=("width", "ranks", "per_row", "stride"),
+    params=("width", "ranks", "per_row", "stride", "sums_stride"),
     tile=tile_reduce,
     reference=reduce_reference,
     ranks=True,
+    publishes=True,
 )

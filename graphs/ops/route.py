@@ -229,4 +229,5 @@ ROUTE = Body(
     ),
     tile=tile_route,
     reference=route_reference,
+    ranks=True,
 )

@@ -90,5 +90,6 @@ SAMPLE = Body(
     params=("vocab",),
     tile=tile_sample,
     reference=sample_reference,
+    ranks=True,
     payload=True,
 )

@@ -48,8 +48,7 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
         for width, rows in ((36, 1), (16, 3))
         for kind in MODULES["test_collectives"].KINDS
     ),
-    ("test_collectives", "test_a_gated_residual_puts_its_branch_together", (0, 48)),
-    ("test_collectives", "test_a_gated_residual_puts_its_branch_together", (1, 48)),
+    ("test_collectives", "test_a_gated_residual_adds_up_its_branch", (48,)),
     ("test_combine", "test_pairs_of_other_ranks_are_left_out", (True,)),
     *(
         ("test_route", "test_only_own_experts_get_slots", (own, 16))

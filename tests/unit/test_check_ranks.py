@@ -11,7 +11,7 @@ from gpurt.body import Arg, Body, Target
 from gpurt.errors import GraphError, PlanError
 from gpurt.graph import Graph
 from gpurt.graphs.collectives import all_gather, all_reduce
-from gpurt.graphs.ops.collect import SIDE_BY_SIDE, collect
+from gpurt.graphs.ops.collect import collect
 from gpurt.graphs.ops.publish import publish
 from gpurt.graphs.ops.reduce import reduce
 from gpurt.plan import Plan
@@ -19,7 +19,7 @@ from gpurt.planner import plan
 from gpurt.planner.check_ranks import check_group
 
 TARGET = Target("host", 2)
-FILL = Body("fill", (Arg("slots", "w"),), ranks=True)
+FILL = Body("fill", (Arg("slots", "w"),), ranks=True, publishes=True)
 NOTHING = gpurt.body("nothing", lambda *_: None)
 
 
@@ -46,12 +46,12 @@ def reduced(rank=0, count=2, gathers=False, rearms=False):
 def in_two_shots(rank=0, rearmed=""):
     """A sum in two shots. rearmed: which of its slots are filled at the end, shares or sums."""
     graph, part = start(rank, 4)
-    slots = graph.symmetric("slots", 4, part)
-    shares, sums = slots[:, :, :2], slots[:, :, 2:4]
+    shares = graph.symmetric("slots.shares", part, slots=4, width=2)
+    sums = graph.symmetric("slots.sums", part)
     publish(graph, part, shares, scatter=True)
     reduce(graph, shares, sums)
     total = graph.row_activation("total", 8, "f32")
-    collect(graph, sums, total, kind=SIDE_BY_SIDE)
+    collect(graph, sums, total)
     if rearmed:
         graph.op(FILL, {"slots": shares if rearmed == "shares" else sums})
     return graph
@@ -129,9 +129,9 @@ def test_ranks_without_a_collective_in_a_step_are_caught():
 
 def test_only_collectives_may_touch_symmetric_memory():
     graph, part = start()
-    slots = graph.symmetric("slots", 2, part)
+    slots = graph.symmetric("slots", part, slots=2)
     graph.task(NOTHING, [part], [slots[0]])
-    with pytest.raises(GraphError, match=r"^nothing uses slots\[0:1, .*, which is symmetric"):
+    with pytest.raises(GraphError, match=r"^nothing writes slots\[0:1, .*, which is symmetric"):
         plan(graph, TARGET)
 
 

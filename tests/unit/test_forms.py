@@ -14,7 +14,6 @@ from gpurt.body import Target
 from gpurt.errors import GraphError
 from gpurt.graph import Graph
 from gpurt.graphs.collectives import SUMMED_BY_READER, all_reduce, all_reduce_into
-from gpurt.graphs.ops.collect import SUM
 from gpurt.graphs.ops.gated_residual import gated_residual
 from gpurt.graphs.ops.publish import publish
 from gpurt.graphs.ops.reduce import reduce
@@ -46,11 +45,11 @@ def sum_graph(rank, count, ending="residual", rows=ROWS, width=WIDTH):
     ones = np.ones(width, np.float32)
     alpha, beta = (graph.weight(n, [width], "f32", ones) for n in ("alpha", "beta"))
 
-    def read(slots, kind=SUM):
-        gated_residual(graph, slots, x, alpha, beta, y, eps=EPS, kind=kind)
+    def read(slots):
+        gated_residual(graph, slots, x, alpha, beta, y, eps=EPS)
 
     if ending == "fused":
-        all_reduce_into(graph, part, count, read)
+        all_reduce_into(graph, part, count, read, adds=True)
     else:
         read(all_reduce(graph, part, count))
     return graph
@@ -162,11 +161,13 @@ def test_ranks_choose_the_same_form(monkeypatch):
 def test_shapes_that_do_not_fit_are_refused():
     graph = Graph("shapes", rows=2, rank_count=4)
     part = graph.row_activation("part", 32, "f32")
-    slots = graph.symmetric("slots", 4, part)
-    parts, sums = slots[:, :, :8], slots[:, :, 8:16]
+    parts = graph.symmetric("parts", part, slots=4, width=8)
+    sums, r = graph.symmetric("sums", part), graph.row_activation("r", 8, "f32")
     with pytest.raises(GraphError, match=r"^part is \[2, 32\], but slots are \[4, 2, 4\]"):
-        publish(graph, part, slots[:, :, :4], scatter=True)
-    with pytest.raises(GraphError, match=r"^parts are \[4, 2, 8\], but sums \[4, 2, 4\]"):
-        reduce(graph, parts, slots[:, :, 8:12])
-    with pytest.raises(GraphError, match=r"^residual is \[2, 8\]"):
-        reduce(graph, parts, sums, residual=graph.row_activation("r", 8, "f32"))
+        publish(graph, part, parts[:, :, :4], scatter=True)
+    with pytest.raises(GraphError, match=r"^part is \[2, 32\], but slots are \[2, 36\]"):
+        publish(graph, part, graph.symmetric("odd", part, width=36))
+    with pytest.raises(GraphError, match=r"^parts are \[4, 2, 8\], but sums \[2, 16\]"):
+        reduce(graph, parts, sums[:, :16])
+    with pytest.raises(GraphError, match=r"^parts are \[4, 2, 8\], but residual \[2, 8\]"):
+        reduce(graph, parts, sums, residual=r)

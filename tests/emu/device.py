@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import mmap
+import os
 import shutil
+import struct
 import subprocess
 import tempfile
 import threading
@@ -32,6 +35,7 @@ from gpurt.source import source_dir
 
 HERE = Path(__file__).resolve().parent
 GUARD_BYTES = 256  # round every allocation
+TICKET = struct.Struct("=qq48x")  # process, file: as long as CUDA's
 GUARD_BYTE = 0xFF  # a NaN for whoever reads past an end
 LIMIT_S = 100.0  # of one launch
 KERNEL_THREAD = "an emulated kernel"
@@ -89,7 +93,8 @@ class EmulatedDevice:
         return LIMITS
 
     def __init__(self) -> None:
-        self._arrays: dict[int, tuple[NDArray[np.uint8], int]] = {}
+        self._arrays: dict[int, tuple[NDArray[np.uint8], int, int]] = {}
+        self._mapped: dict[int, NDArray[np.uint8]] = {}
 
     @staticmethod
     def open(index: int = 0) -> EmulatedDevice:
@@ -105,18 +110,45 @@ class EmulatedDevice:
     def allocate(self, size_bytes: int, what: str) -> int:
         """Memory of garbage at a multiple of 256, as a GPU's allocator gives it."""
         del what
-        raw = np.full(size_bytes + 3 * GUARD_BYTES, GUARD_BYTE, np.uint8)
-        address = int(raw.ctypes.data)
-        address += GUARD_BYTES + -address % GUARD_BYTES
-        self._arrays[address] = raw, size_bytes
+        file = os.memfd_create("emulated GPU")
+        os.ftruncate(file, size_bytes + 2 * GUARD_BYTES)
+        raw = np.frombuffer(mmap.mmap(file, 0), np.uint8)
+        raw[:] = GUARD_BYTE
+        address = int(raw.ctypes.data) + GUARD_BYTES
+        self._arrays[address] = raw, size_bytes, file
         return address
 
     def free(self, pointer: int) -> None:
         """Give memory back. Raises: AssertionError if a kernel wrote past its ends."""
-        raw, size_bytes = self._arrays.pop(pointer)
-        begin = pointer - int(raw.ctypes.data)
-        guards = np.concatenate([raw[:begin], raw[begin + size_bytes :]])
+        raw, size_bytes, file = self._arrays.pop(pointer)
+        os.close(file)
+        guards = np.concatenate([raw[:GUARD_BYTES], raw[GUARD_BYTES + size_bytes :]])
         assert (guards == GUARD_BYTE).all(), f"a kernel wrote past the ends of {size_bytes} bytes"
+
+    def export(self, pointer: int) -> bytes:
+        """A ticket for what `allocate` gave."""
+        return TICKET.pack(os.getpid(), self._arrays[pointer][2])
+
+    def map_exported(self, ticket: bytes) -> int:
+        """Map another device's memory once more, at another address."""
+        process, file = TICKET.unpack(ticket)
+        opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
+        raw = np.frombuffer(mmap.mmap(opened, 0), np.uint8)
+        os.close(opened)
+        address = int(raw.ctypes.data) + GUARD_BYTES
+        self._mapped[address] = raw
+        return address
+
+    def forget(self, pointer: int) -> None:
+        """Undo `map_exported`."""
+        del self._mapped[pointer]
+
+    def register(self, array: NDArray[np.uint8]) -> None:
+        """It sees all of the host's memory."""
+        assert int(array.ctypes.data) % mmap.PAGESIZE == 0
+
+    def unregister(self, array: NDArray[np.uint8]) -> None:
+        """Undo `register`."""
 
     def host_mapped(self, size_bytes: int) -> NDArray[np.uint8]:
         """Zeroed memory that lives as long as its views."""

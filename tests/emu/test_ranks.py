@@ -31,6 +31,13 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EmulatedDevice, "reach", lambda *_: None, raising=False)
 
 
+def weights(config):
+    return {
+        name: WeightSource(name, DTYPES["f32"], shape, tiny_llama.Weights(shape, i).load)
+        for i, (name, shape) in enumerate(config.tensors().items())
+    }
+
+
 def tokens(devices, graph):
     with Runtime(devices, workers=1, wait_timeout_ms=60000) as runtime:
         seen = list(runtime.submit(graph, PROMPT, max_tokens=COUNT, ignore_eos=True))
@@ -42,12 +49,9 @@ def tokens(devices, graph):
 
 def test_three_ranks_in_two_shots_make_the_bits_of_one_shot(monkeypatch):
     config = replace(CONFIG, hidden=96, heads=3, kv_heads=3, intermediate=96, vocab=288)
-    weights = {
-        name: WeightSource(name, DTYPES["f32"], shape, tiny_llama.Weights(shape, i).load)
-        for i, (name, shape) in enumerate(config.tensors().items())
-    }
+    given = weights(config)
     options = {"rows": 16, "context": 64, "kv_dtype": "bf16", "weight_dtype": "bf16"}
-    graphs = [build(config, weights, tp_size=3, tp_rank=rank, **options) for rank in range(3)]
+    graphs = [build(config, given, tp_size=3, tp_rank=rank, **options) for rank in range(3)]
     seen = []
     for most in (1 << 20, -1):
         monkeypatch.setattr(forms, "FIRST_FORM_BYTES", most)
@@ -63,12 +67,9 @@ def test_three_ranks_in_two_shots_make_the_bits_of_one_shot(monkeypatch):
 def test_two_ranks_make_the_tokens_of_one(reaches, monkeypatch):
     monkeypatch.setattr(EmulatedDevice, "can_reach", lambda *_: reaches)
     options = {"rows": 16, "context": 64, "kv_dtype": "bf16", "weight_dtype": "bf16"}
-    weights = {
-        name: WeightSource(name, DTYPES["f32"], shape, tiny_llama.Weights(shape, i).load)
-        for i, (name, shape) in enumerate(CONFIG.tensors().items())
-    }
-    wanted, _ = tokens("cuda:0", build(CONFIG, weights, **options))
-    graphs = [build(CONFIG, weights, tp_size=2, tp_rank=rank, **options) for rank in range(2)]
+    given = weights(CONFIG)
+    wanted, _ = tokens("cuda:0", build(CONFIG, given, **options))
+    graphs = [build(CONFIG, given, tp_size=2, tp_rank=rank, **options) for rank in range(2)]
     seen, logits = tokens(["cuda:0", "cuda:1"], group(graphs))
     assert seen == wanted
     assert np.array_equal(*logits)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt import _native, wire
-from gpurt.errors import FaultError, GraphError, PlanError, RankError
+from gpurt.errors import DeviceError, FaultError, GraphError, PlanError, RankError
 from gpurt.executors import host, program
 from gpurt.executors.base import Executor, Options, RawTrace, Record
 from gpurt.executors.shared import Pages, ProcessMemory, Stage, Word
@@ -119,17 +121,19 @@ class ProcessRank:
 
     def running(self) -> bool:
         """Whether a worker of this rank, or by rank 0's account of any rank, is there."""
-        return self._own.running() or any(map(self._others.is_busy, self._others.awaited))
+        with self._blame():
+            return self._own.running() or any(map(self._others.is_busy, self._others.awaited))
 
     def join(self, timeout_s: float) -> bool:
         """Wait until no worker runs; False on time-out."""
         deadline = time.monotonic() + timeout_s
-        while self._own.join(max(0.0, deadline - time.monotonic())):
-            if not self.running():
-                return True
-            if time.monotonic() > deadline:
-                break
-            time.sleep(_NAP_S)
+        with self._blame():
+            while self._own.join(max(0.0, deadline - time.monotonic())):
+                if not self.running():
+                    return True
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(_NAP_S)
         return False
 
     def is_followed(self) -> bool:
@@ -151,7 +155,7 @@ class ProcessRank:
             fault = self.host.fault()
             if fault is not None:
                 self._give_up(int(fault["kind"]))
-            if not self._own.running():
+            if not self.running():
                 self._pages.say(Word.ENDED, self.launches)
             return True
         lost = self._group.lost()
@@ -161,9 +165,9 @@ class ProcessRank:
 
     def _give_up(self, kind: int) -> None:
         if kind != wire.FaultKind.RANK_LOST:
-            self._own.join(ABORT_GRACE_S)
+            self.join(ABORT_GRACE_S)
         self.host.request_abort()
-        drained = self._own.join(self._drain_s)
+        drained = self.join(self._drain_s)
         error = FaultError(describe_faults(self, drained))
         error.__cause__ = self._own.fault_cause()
         if drained:
@@ -216,6 +220,17 @@ class ProcessRank:
             self._memory.free()
         else:
             log.warning("rank %d keeps its memory: another one may map it", self._group.rank)
+
+    @contextmanager
+    def _blame(self) -> Iterator[None]:
+        """A GPU whose kernel met memory of a process that is gone fails; the message says whose."""
+        try:
+            yield
+        except DeviceError as error:
+            lost = self._group.lost()
+            if lost is None:
+                raise
+            raise RankError(self._group.describe_lost(lost)) from error
 
     def _launch_own(self, number: int) -> None:
         self._own.launches, self.launches = number - 1, number

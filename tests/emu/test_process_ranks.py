@@ -4,8 +4,6 @@ what they share goes through tickets and meetings, and lies at another address o
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
@@ -13,10 +11,10 @@ from gpurt import ranks
 from gpurt.errors import DeviceError
 from gpurt.executors.shared import Pages, ProcessMemory
 from gpurt.graphs.llama import build
-from gpurt.process_group import FolderStore, ProcessGroup
 from gpurt.runtime import Runtime
 from tests.emu.device import EmulatedDevice
 from tests.emu.test_ranks import CONFIG, COUNT, PROMPT, tokens, weights
+from tests.helpers.rank_threads import together
 
 OPTIONS = {"rows": 16, "context": 64, "kv_dtype": "bf16", "weight_dtype": "bf16"}
 
@@ -25,20 +23,6 @@ OPTIONS = {"rows": 16, "context": 64, "kv_dtype": "bf16", "weight_dtype": "bf16"
 def devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as are asked for; none can reach another's memory without a ticket."""
     monkeypatch.setattr(EmulatedDevice, "open", staticmethod(lambda *_: EmulatedDevice()))
-
-
-def together(folder, act):
-    """What `act(group)` gives on two ranks, or the DeviceError it raised."""
-    store = FolderStore(folder)
-
-    def run(rank):
-        try:
-            return act(ProcessGroup(store, rank, 2, timeout_s=60))
-        except DeviceError as error:
-            return error
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(run, range(2)))
 
 
 def map_memory(group):
@@ -59,7 +43,7 @@ def fail(*_):
 
 
 def test_memory_is_mapped_by_tickets(tmp_path):
-    assert together(tmp_path, map_memory) == [False, False]
+    assert together(tmp_path, 2, map_memory) == [False, False]
 
 
 @pytest.mark.parametrize("lacking", ["export", "map_exported", "a mapping that works"])
@@ -75,13 +59,13 @@ def test_ranks_that_cannot_map_each_others_gpu_meet_in_host_memory(lacking, tmp_
             return elsewhere(self, self.export(self.allocate(1 << 21, "")))
 
         monkeypatch.setattr(EmulatedDevice, "map_exported", claim)
-    assert together(tmp_path, map_memory) == [True, True]
+    assert together(tmp_path, 2, map_memory) == [True, True]
 
 
 def test_ranks_that_share_nothing_are_refused_with_both_reasons(tmp_path, monkeypatch):
     monkeypatch.setattr(EmulatedDevice, "map_exported", fail)
     monkeypatch.setattr(EmulatedDevice, "register", fail)
-    for rank, error in enumerate(together(tmp_path, map_memory)):
+    for rank, error in enumerate(together(tmp_path, 2, map_memory)):
         assert str(error).startswith(
             "ranks reach neither each other's GPUs (rank 0, import: cuIpcO"
         )
@@ -110,6 +94,6 @@ def test_two_ranks_make_the_bits_of_ranks_of_one_runtime(staged, tmp_path, monke
                 runtime.park()
             return seen, runtime.read(graph, "logits.all")[0]
 
-    (seen, *logits), (_, *others) = together(tmp_path, run)
+    (seen, *logits), (_, *others) = together(tmp_path, 2, run)
     assert seen == wanted[0]
     assert np.array_equal(logits + others, wanted[1])

@@ -39,12 +39,12 @@ def wait_for(path: Path) -> None:
         time.sleep(0.002)
 
 
-def chooser(group: ProcessGroup, work=lambda _: None) -> Graph:
+def chooser(group: ProcessGroup, work=lambda _: None, width=8) -> Graph:
     """Makes the tokens 1, 2, 3, ...: the sum over ranks of step / size. work: called with the step,
-    from 1, before the rank gives its part.
+    from 1, before the rank gives its part, of `width` numbers.
     """
     graph = Graph("choose", context=64, vocab=50, rank=group.rank, rank_count=group.size)
-    part, steps = graph.activation("part", [1, 8], "f32"), iter(range(1, 64))
+    part, steps = graph.activation("part", [1, width], "f32"), iter(range(1, 64))
 
     def give(to):
         step = next(steps)

@@ -15,17 +15,20 @@ from pathlib import Path
 import numpy as np
 
 import gpurt
-from gpurt.errors import GpurtError
+from gpurt.errors import DeviceError, GpurtError
+from gpurt.executors import cuda_driver
 from gpurt.graph import Graph
 from gpurt.graphs.collectives import all_reduce
 from gpurt.graphs.llama import build
 from gpurt.loaders import load_model
 from gpurt.process_group import ProcessGroup, from_environment
 from gpurt.runtime import Runtime
+from gpurt.serving import Drafting, encode_chat, model_graph
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 60.0
+WAIT_S = 110.0
 PROMPT = [504, 55, 282, 49, 314, 33, 34, 35, 33, 34]
+QUESTION = "7 years ago Julia was twice as old as Max. Today Max is 15. What is Julia's age?"
 BOUNDS = {"rows": 8, "slots": 2, "context": 64}
 POLICIES = ("static", "claim", "ready")
 STEPS = 6
@@ -153,6 +156,59 @@ def failing(group: ProcessGroup, folder: Path) -> None:
             except GpurtError as error:
                 failed.append(error)
     raise failed[0]
+
+
+def nano_bits(devices, group: ProcessGroup | None = None, repeats=5):
+    """nano and its drafter on two ranks: tokens of equal requests, and logits of the ranks here."""
+    model = load_model("nano")
+    prompt = encode_chat(model, [{"role": "user", "content": QUESTION}])
+    place = {"tp": 2} if group is None else {"tp": 2, "rank": group.rank}
+    with Runtime(devices, group=group) as runtime:
+        kind = runtime.config.target.kind
+        graph = model_graph(model, kind, context=256, drafting=Drafting("auto"), **place)
+        runtime.prepare(graph)
+        texts = []
+        if group is not None and group.rank:
+            runtime.follow()
+        else:
+            for _ in range(repeats):
+                request = runtime.submit(graph, prompt, max_tokens=100, stop_ids=model.stop_ids)
+                texts.append(request.result().token_ids)
+            runtime.park()
+        ranks = runtime._find(graph).executor.ranks
+        return texts, [one.read("logits.all")[0].view(np.uint32) for one in ranks]
+
+
+def nano(group: ProcessGroup, folder: Path) -> None:
+    """On the kind of device that the file `device` names; saves what this rank saw."""
+    texts, (bits,) = nano_bits((folder / "device").read_text(), group)
+    np.savez(folder / f"nano.{group.rank}.npz", tokens=texts, bits=bits)
+
+
+def nano_staged(group: ProcessGroup, folder: Path) -> None:
+    """The same without CUDA IPC."""
+
+    def fail(*_):
+        raise DeviceError("no IPC here - at the test - go on")
+
+    cuda_driver.Device.export = fail
+    nano(group, folder)
+
+
+def nano_killed(group: ProcessGroup, folder: Path) -> None:
+    """A kernel stays on each GPU; rank 0 goes on once the file `go` is there."""
+    model = load_model("nano")
+    with Runtime((folder / "device").read_text(), resident=True, group=group) as runtime:
+        kind = runtime.config.target.kind
+        graph = model_graph(model, kind, context=256, tp=2, rank=group.rank)
+        runtime.prepare(graph)
+        if group.rank:
+            runtime.follow()
+        for request in range(2):
+            print(*runtime.submit(graph, PROMPT[-2:], max_tokens=50), flush=True)
+            if request == 0:
+                (folder / "reached").touch()
+                wait_for(folder / "go")
 
 
 class Started:

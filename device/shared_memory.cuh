@@ -62,6 +62,9 @@ constexpr u32 kNotChosen = 0xFFFFFFFFu;
 #ifndef GPURT_EXPERTS  // whether tasks of a plan stream experts: kernels of others know none
 #define GPURT_EXPERTS 0
 #endif
+#ifndef GPURT_RING  // the same for tasks that have the whole ring as their room
+#define GPURT_RING 0
+#endif
 GPURT_FN bool streams_expert(const TaskRecord& task) {
   return GPURT_EXPERTS != 0 && (task.flags & kTaskExpertStream) != 0;
 }

@@ -51,6 +51,7 @@ enum TaskFlags : u16 {
   kTaskExpertStream = 32,  // streams an expert's weights, which one is known at run time
   kTaskWakes = 64,         // a counter that it signals has successors, or is all ranks'
   kTaskOwnRows = 128,      // its rows are not the step's, but of a table that this step makes
+  kTaskRing = 256,         // has the whole weight ring as its room; streams nothing
 };
 
 // Where such tasks keep what no body reads: the last parameters and addresses of the record.

@@ -19,6 +19,7 @@ from gpurt.errors import GraphError
 if TYPE_CHECKING:
     from gpurt.buffer import Region
     from gpurt.graph import Operator
+    from gpurt.planner.lower import Lowering
 
 Param = int | float
 Access = Literal["r", "w", "rw"]
@@ -99,6 +100,13 @@ class Tiler(Protocol):
         """The tiles of `op`, in an order that is fixed."""
 
 
+class Lower(Protocol):
+    """Adds operators that take an operator's place on `target`; False: none, it stays."""
+
+    def __call__(self, op: Operator, target: Target, lowering: Lowering) -> bool:
+        """Raises: GraphError for what the target cannot compute."""
+
+
 class Reference(Protocol):
     """Computes a whole operator in numpy float32. `arrays` maps argument name to the WHOLE buffer
     as an array (weights and bf16 activations as float32, written in place).
@@ -132,6 +140,8 @@ class Body:
     dynamic: bool = False
     ranks: bool = False  # it may read symmetric buffers: it asks for their set of the round
     publishes: bool = False  # it may write them, on all ranks
+    lower: Lower | None = None  # planner/lower.py
+    ring: bool = False  # cuda: a task has the whole weight ring as its room, and streams nothing
 
     @property
     def is_user(self) -> bool:

@@ -83,6 +83,7 @@ class TaskFlags(IntFlag):
     EXPERT_STREAM = 32
     WAKES = 64
     OWN_ROWS = 128
+    RING = 256
 
 
 class Policy(IntEnum):

@@ -37,7 +37,7 @@ struct Loader {
   u32 looked;    // slots whose edges are known to be met, or are the team's business
   u32 left;      // bytes of slot `streamed` still to copy
   bool is_open;  // slot `streamed`'s record was read
-  bool is_void;  // its table has no rows: a stage without bytes is due
+  u32 voids;  // stages without bytes that are due: its table has no rows, or the ring is its room
   u64 from;
   u32 stage_bytes;  // how slot `streamed`'s bytes are cut
   u32 issued;       // stages filled
@@ -50,7 +50,8 @@ struct Loader {
     fetched = freed = streamed = chosen = looked = left = issued = 0;
     from = 0;
     stage_bytes = kStageBytes;
-    is_open = is_void = false;
+    is_open = false;
+    voids = 0;
     cursor = {0, 0};
     decided = {0, 0};
     decided_in = ~u64{0};
@@ -95,9 +96,11 @@ struct Loader {
       if (is_expert(streamed) && !open_expert(slot_of(streamed))) return false;
       if (left != 0 && has_own_rows(slot_of(streamed).record) && !choose_rows(slot_of(streamed)))
         return false;
+      // All stages, as they get free: the team has them until the task ends.
+      if (GPURT_RING != 0 && (slot_of(streamed).record.flags & kTaskRing) != 0) voids = kStageCount;
       is_open = true;
     }
-    if (left == 0 && !is_void) {
+    if (left == 0 && voids == 0) {
       is_open = false;
       ++streamed;
       return true;
@@ -108,9 +111,9 @@ struct Loader {
     const u32 bytes = left < stage_bytes ? left : stage_bytes;
     const u32 full = shared_address(&shared().stage_full[cursor.stage]);
     mbarrier_arrive_expect(full, bytes);
-    if (!is_void)
+    if (voids == 0)
       bulk_copy_to_shared(shared_address(shared().ring[cursor.stage]), from, bytes, full);
-    is_void = false;
+    if (voids != 0) --voids;
     from += bytes;
     left -= bytes;
     ++issued;
@@ -239,8 +242,7 @@ struct Loader {
   __device__ bool choose_rows(const Slot& slot) {
     const DeviceControl* control = at<const DeviceControl>(gpurt_program.device_control);
     if (load_acquire(&control->steps_open) <= slot.step) return false;
-    is_void = step_state(gpurt_program)->sample_count == 0;
-    if (is_void) left = 0;
+    if (step_state(gpurt_program)->sample_count == 0) left = 0, voids = 1;
     return true;
   }
 

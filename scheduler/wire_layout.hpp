@@ -103,7 +103,7 @@ inline pybind11::dict wire_layout() {
   X(kTaskAdvance) \
   X(kTaskPayloadIn) \
   X(kTaskPayloadOut) X(kTaskRearm) X(kTaskDecides) X(kTaskExpertStream) X(kTaskWakes) X(kOnlyWait) \
-  X(kTaskOwnRows) X(kAddrSampleRows) X(kAddrRows) X(kPublishedPerDecision) \
+  X(kTaskOwnRows) X(kTaskRing) X(kAddrSampleRows) X(kAddrRows) X(kPublishedPerDecision) \
   X(kPlaceEnd) X(kParamDecision) X(kParamExpertStage) X(kParamExpertSignals) \
   X(kParamExpertCounter) X(kParamExpertStride) X(kExpertWords) X(kAddrLiveSlots) \
   X(kAddrExpertId) X(kPolicyStatic) X(kPolicyClaim) \

@@ -1,8 +1,8 @@
 // attention_merge on the GPU: a row's heads from the sums of its spans, folded in their order.
 //
 // The contract is in graphs/ops/attention_merge.py; attention_split.cuh leaves the sums. A task
-// handles all rows for one kv head, four outputs a thread. Floor: rows * heads * (D + 4) words a
-// span, from L2.
+// handles all rows for one kv head, or some of many, four outputs a thread. Floor: rows * heads *
+// (D + 4) words a span, from L2.
 #pragma once
 #include "attention_output.cuh"
 #include "attention_span.hpp"
@@ -28,13 +28,16 @@ struct attention_merge {
     static_assert(32 % kFours == 0, "a head's outputs lie in one warp");
     const u32 heads = task.param[kHeads], group = heads / task.param[kKvHeads];
     const AttentionSpans spans{task.param[kKvHeads], task.param[kSpans], group, D};
-    const u32 jobs = context.step->rows * group * kFours, lane = context.thread % 32;
+    const u32 lane = context.thread % 32, packed = task.tile[3];  // rows; 0: all
+    const u32 first = packed & 0xFFFF, rows = context.step->rows;
+    const u32 last = packed == 0 ? rows : min(packed >> 16, rows);
+    const u32 jobs = first < last ? (last - first) * group * kFours : 0;
     const f32 out_eps = param_f32(task, kOutEps);
     const bool q_payload = (task.payload_mask >> kArgQ & 1) != 0;
 #pragma unroll 1
     for (u32 base = context.thread - lane; base < jobs; base += context.team_threads) {
       const u32 at = min(base + lane, jobs - 1), four = at % kFours * 4;
-      const u32 row = at / (group * kFours), h = at / kFours % group;
+      const u32 row = first + at / (group * kFours), h = at / kFours % group;
       f32 out[4];
       const f32 sum = fold(task, spans, row, context.rows[row].position, h, four, out);
       __syncwarp();

@@ -39,7 +39,6 @@ struct attention_split_of {
     }
   }
 
- private:
   // This task's spans of the tile that begins with `row`, all heads; the row behind the tile.
   __device__ __noinline__ static u32 fold(const TaskRecord& task, const BodyContext& context,
                                           u32 row, u32 first, u32 end) {
@@ -61,6 +60,7 @@ struct attention_split_of {
     return row + whole.rows;
   }
 
+ private:
   // Sums of a tile over a span, of rows that see some of it.
   GPURT_FN static void leave(const TaskRecord& task, const BodyContext& context,
                              const AttentionTile& tile, u32 span) {

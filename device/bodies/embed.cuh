@@ -6,6 +6,7 @@
 #pragma once
 #include "elements.cuh"
 #include "row_norm.cuh"
+#include "rows.cuh"
 
 // 1 if an embed of the plan norms: the generated bodies.gen.cuh says so.
 #ifndef GPURT_EMBED_NORMS
@@ -25,7 +26,9 @@ struct embed {
     if constexpr (GPURT_EMBED_NORMS != 0) {
       if (param_f32(task, 2) > 0) return run_normed(task, context);
     }
-    for (u32 at = context.thread; at < context.step->rows * eights; at += context.team_threads) {
+    const TileRows rows = TileRows::of(task, context);
+    for (u32 at = rows.begin * eights + context.thread; at < rows.end * eights;
+         at += context.team_threads) {
       const u32 row = at / eights, column = at % eights * 8;
       f32 value[8];
       read(task.addr[0], code, hidden, context.rows[row].token, column, value);
@@ -48,11 +51,11 @@ struct embed {
                                                  const BodyContext& context) {
     Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
     const u32 hidden = task.param[0], code = task.param[1], eights = hidden / 8;
-    const u32 rows = context.step->rows;
+    const TileRows rows = TileRows::of(task, context);
 #pragma unroll 1
-    for (u32 row = 0; row < rows; ++row) {
+    for (u32 row = rows.begin; row < rows.end; ++row) {
       const u32 token = context.rows[row].token;
-      RowNorm::sum(scratch.partial[row], eights, context, [&](u32 i, f32 sum) {
+      RowNorm::sum(scratch.partial[row - rows.begin], eights, context, [&](u32 i, f32 sum) {
         f32 v[8];
         read(task.addr[0], code, hidden, token, i * 8, v);
 #pragma unroll
@@ -62,9 +65,10 @@ struct embed {
     }
     context.sync();
     f32* x = context.address<f32>(task, 1);
-    for (u32 at = context.thread; at < rows * eights; at += context.team_threads) {
+    for (u32 at = rows.begin * eights + context.thread; at < rows.end * eights;
+         at += context.team_threads) {
       const u32 row = at / eights, column = at % eights * 8;
-      f32 scale = RowNorm::scale(scratch.partial[row], hidden, param_f32(task, 2));
+      f32 scale = RowNorm::scale(scratch.partial[row - rows.begin], hidden, param_f32(task, 2));
       if constexpr (GPURT_EMBED_SCALES != 0) scale *= param_f32(task, 3);
       f32 value[8];
       read(task.addr[0], code, hidden, context.rows[row].token, column, value);

@@ -226,14 +226,24 @@ struct MatvecTask {
     if ((o.bits & kStores) != 0) st_relaxed_gpu_b128(o.y, granule);
   }
 
+  // 1 / sqrt(mean square + eps) of a row from its squares, K group by K group at shared address
+  // `squares`.
+  GPURT_FN static f32 row_factor(u32 squares, u32 tile_log2, u32 k, f32 eps) {
+    const f32 mean = __fdividef(sum_of(squares, tile_log2), static_cast<f32>(k));
+    return rsqrtf(__fadd_rn(mean, eps));
+  }
+
+  GPURT_FN static f32 swiglu(f32 gate, f32 up) {
+    return __fmul_rn(__fdividef(gate, __fadd_rn(1.0f, __expf(-gate))), up);
+  }
+
   // What only some tasks have, in the order of the contract. Intrinsics: no variant may contract
   // what another does not.
   GPURT_FN static f32 add_extras(u32 half, const Shape& s, u32 turn, Output& o, f32 value) {
     if ((s.flags & kHasNorm) != 0) {
       const u32 squares =
           half + kRowTile * kTokenFloats * 4 + (o.bits >> kRowShift) * kGroupStride * 4;
-      const f32 mean = __fdividef(sum_of(squares, s.tile_log2), static_cast<f32>(s.k));
-      value = __fmul_rn(value, rsqrtf(__fadd_rn(mean, __uint_as_float(s.eps))));
+      value = __fmul_rn(value, row_factor(squares, s.tile_log2, s.k, __uint_as_float(s.eps)));
     }
     if constexpr (kMatvecScaled) {
       if ((s.flags & kHasScale) != 0) {
@@ -243,8 +253,7 @@ struct MatvecTask {
       }
     }
     if ((s.flags & kPaired) != 0) {
-      const f32 up = __shfl_down_sync(~0u, value, 1);
-      value = __fmul_rn(__fdividef(value, __fadd_rn(1.0f, __expf(-value))), up);
+      value = swiglu(value, __shfl_down_sync(~0u, value, 1));
     }
     if ((s.flags & kHasResidual) != 0) value = __fadd_rn(value, residual_of(s, o));
     return value;

@@ -260,18 +260,20 @@ def _attention() -> list[Case]:
     return [case(f"attention-{name}", position) for name, position in figures.items()]
 
 
+_PROMPT_ROWS = 256  # of a step: weights are read once for all of them
+
+
 def _first_tokens() -> list[Case]:
     def case(count: int) -> Case:
         def make(small: bool) -> Workload:
             config = models.small_model(shapes.LLAMA_8B) if small else shapes.LLAMA_8B
             prompt, context = (24, 64) if small else (count, -(-(count + 1) // 1024) * 1024)
-            # As many rows as the device takes, beside the step that decodes.
-            rows = DEFAULT_ROWS["cuda"]
-            sizes = {"step_rows": (16, rows)} if rows > 16 else {}
+            # A long prompt's steps, beside the step that decodes.
+            decode, rows = DEFAULT_ROWS["cuda"], 24 if small else _PROMPT_ROWS
             return Workload(
                 graph=cache(lambda: models.model_graph(config, rows=rows, context=context)),
                 bytes_moved=lambda: 0,
-                settings=sizes,
+                settings={"step_rows": (decode, rows)},
                 step={"position": prompt, "tokens": 1, "context": context},
                 config=config,
             )

@@ -332,8 +332,8 @@ class CudaExecutor:
 
     def _upload_weights(self, graph: Graph, progress: Progress) -> None:
         device, plan = self._device, self.plan
-        sources = {buffer.name: buffer for buffer in graph.buffers}
-        filled = [b for b in plan.buffers if sources[b.source or b.name].source is not None]
+        with_source = {b.name for b in graph.buffers if b.source is not None}
+        filled = [b for b in plan.buffers if (b.source or b.name) in with_source]
         total = sum(b.size_bytes for b in filled)
         done = 0
         packed = contents_of(plan, graph)

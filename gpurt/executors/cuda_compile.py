@@ -19,7 +19,7 @@ from typing import Any
 
 from gpurt.body import STAGE_BYTES, Body, Param, Target
 from gpurt.errors import CacheWarning, DeviceError, GraphError
-from gpurt.plan import TASK_OWN_ROWS, Plan
+from gpurt.plan import TASK_OWN_ROWS, TASK_RING, Plan
 from gpurt.source import source_dir
 
 GENERATED = "bodies.gen.cuh"
@@ -28,11 +28,13 @@ ENTRY = "gpurt_persistent"
 PROGRAM_SYMBOL = "gpurt_program"
 BUILT_IN = (
     *("noop", "matvec", "embed", "attention", "sample", "rearm"),
+    *("matvec_input", "matvec_wide"),
     *("publish", "collect", "reduce"),
     *("matvec_f32", "gated_residual", "route", "expert_matvec", "combine"),
     *("draft_ngram", "draft_rows", "block_conv", "candidates", "draft_walk"),
-    *("attention_merge", "attention_commit"),
+    *("attention_merge", "attention_commit", "attention_rows"),
 )
+ATTENTIONS = ("attention", "attention_rows")  # whose instances are chosen for a plan
 SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes of device/shared_memory.cuh, by team
 SLOT_BYTES = 3072  # slots and barriers there, rounded up
 STAGES_MAX = 16
@@ -125,8 +127,8 @@ def generate_header(plan: Plan, users: Mapping[str, Body]) -> tuple[str, list[st
         '#include "bodies/body_list.cuh"',
         *(f'#include "bodies/{name}.cuh"' for name in built_in),
     ]
-    if "attention" in built_in:
-        lines += _attention_struct(plan)
+    for name in ATTENTIONS:
+        lines += _attention_struct(plan, name) if name in built_in else []
     for name in own:
         lines += _user_struct(users[name])
     types = [*built_in, *(f"::{name}" for name in own)]
@@ -229,7 +231,8 @@ def _features(plan: Plan) -> list[str]:
     tasks = plan.tasks
     found = {
         "GPURT_MATVEC_SCALED": any(
-            t.body == "matvec" and [float(p) for p in t.params[8:10]] not in ([], [1.0, 0.0])
+            t.body in ("matvec", "matvec_wide")
+            and [float(p) for p in t.params[8:10]] not in ([], [1.0, 0.0])
             for t in tasks
         ),
         "GPURT_EMBED_NORMS": any(
@@ -241,33 +244,49 @@ def _features(plan: Plan) -> list[str]:
         "GPURT_TREES": any(t.body == "attention_commit" for t in tasks),
         "GPURT_EXPERTS": any(t.expert is not None for t in tasks),
         "GPURT_OWN_ROWS": any(t.flags & TASK_OWN_ROWS for t in tasks),
+        "GPURT_RING": any(t.flags & TASK_RING for t in tasks),
     }
     return [f"#define {name} 1" for name, wanted in found.items() if wanted]
 
 
-def _attention_struct(plan: Plan) -> list[str]:
-    """`attention`, which picks the instance of a task's shape: head size, group, cache dtype, and
-    whether it can do more than plain causal attention.
+def _attention_struct(plan: Plan, body: str) -> list[str]:
+    """`attention` or `attention_rows`, which picks the instance of a task's shape: head size,
+    group, cache dtype, and whether it can do more than plain causal attention.
     """
-    tasks = [task for task in plan.tasks if task.body == "attention"]
-    shapes = {(*attention_shape(task.params), attention_splits(task.params)) for task in tasks}
-    # One without queries writes the cache only.
-    shapes |= {(*attention_shape(t.params)[:3], True, False) for t in tasks if t.addr[0] is None}
+    tasks = [t for t in plan.tasks if t.body in ATTENTIONS]
+    # One without queries writes the cache only, which of 16 rows is more than plain.
+    full = {
+        shape[:3]
+        for t in tasks
+        for shape in [attention_shape(t.params)]
+        # A shape that some layers need in full serves all layers of that shape.
+        if shape[3] or (t.addr[0] is None and t.body == "attention")
+    }
+    shapes = {
+        (attention_splits(t.params), *attention_shape(t.params)[:3])
+        for t in tasks
+        if t.body == body
+    }
+    source = body if body != "attention" or not any(s[0] for s in shapes) else "attention_split"
     lines = [
-        *(['#include "bodies/attention_split.cuh"'] if any(s[4] for s in shapes) else []),
+        f'#include "bodies/{source}.cuh"',
         "namespace gpurt {",
-        "struct attention {",
+        f"struct {body} {{",
         "  __device__ static void run(const TaskRecord& task, const BodyContext& context) {",
     ]
-    # A shape that some layers need in full serves all layers of that shape.
-    full = {shape[:3] for shape in shapes if shape[3]}
-    for splits, dim, group, cache in sorted({(s[4], *s[:3]) for s in shapes}, reverse=True):
+    for splits, *shape in sorted(shapes, reverse=True):
+        dim, group, cache = shape
         test = f"task.param[2] == {dim} && task.param[0] / task.param[1] == {group}"
         test += f" && task.param[7] == {cache}"
         test += f" && task.param[{_SPANS}] != 0" if splits else ""
-        extras = ", true" if (dim, group, cache) in full else ""
-        struct = "attention_split_of" if splits else "attention_of"
-        run = f"{struct}<{dim}, {group}, {cache}{extras}>::run(task, context)"
+        is_full = tuple(shape) in full
+        if body == "attention_rows":
+            struct = "attention_rows_of"
+            flags = f", {str(is_full).lower()}, {str(splits).lower()}"
+        else:
+            struct = "attention_split_of" if splits else "attention_of"
+            flags = ", true" if is_full else ""
+        run = f"{struct}<{dim}, {group}, {cache}{flags}>::run(task, context)"
         lines.append(f"    if ({test}) return {run};")
     return [*lines, "  }", "};", "}  // namespace gpurt"]
 

@@ -1,5 +1,6 @@
 """Planner: lowers a Graph to a checked Plan for one target.
 
+    lower      operators that the target computes by several
     forms      of values that can be computed in several ways, one
     tile       each operator asks its body for tiles
     hazards    what every tile must follow, from declared regions in program order
@@ -32,6 +33,7 @@ from gpurt.planner.check import check_graph, check_plan
 from gpurt.planner.cost import task_ns
 from gpurt.planner.draft import Draft, DraftOp, DraftTask
 from gpurt.planner.hazards import Hazards
+from gpurt.planner.lower import lower
 from gpurt.planner.payload import Edges
 from gpurt.planner.waits import Waits
 from gpurt.progress import Progress
@@ -101,17 +103,20 @@ def _planned(
     progress: Progress,
 ) -> Plan:
     """The plan of one variant, not checked."""
-    chosen = policies.resolve(graph, policy)
+    lowered = lower(graph, target, policies.resolve(graph, policy))
+    draft = Draft(len(graph.operators), generated_count=lowered.generated)
+    for op, op_policy in lowered.replaced:
+        draft.leave_out(op, op_policy)
+    graph, chosen = lowered.graph, lowered.policies
     left_out = forms.left_out(graph)
     polled = payload.choose(graph, target, chosen, edges, left_out)
     buffers = memory.BufferMap(graph, target)
-    draft = Draft(len(graph.operators))
     hazards = _lower(graph, target, chosen, polled, left_out, buffers, draft, progress)
     unused = forms.unused(graph, left_out)
     placed = buffers.plan_buffers(polled, unused, finish.packed_bytes(buffers, graph))
     lists = schedule.Schedule(draft, target)
-    for op in draft.ops:
-        lists.place(op)
+    for drafted in draft.ops:
+        lists.place(drafted)
     lists.drop_waits()
     last = policies.tail_policy(chosen[-1], bool(polled))
     rearm = payload.rearm(draft.graph_op_count + draft.generated_count, last, placed, target)
@@ -183,7 +188,7 @@ def _lower(
     """Tiles and waits of all operators of the graph, in program order."""
     hazards, waits = Hazards(graph, polled), Waits(draft)
     deciders = dynamic.Deciders(draft, hazards, waits)
-    for op, op_policy in zip(graph.operators, chosen, strict=True):
+    for done, (op, op_policy) in enumerate(zip(graph.operators, chosen, strict=True), 1):
         if op.index in left_out:
             draft.leave_out(op, op_policy)
             continue
@@ -199,5 +204,5 @@ def _lower(
         deciders.choose_experts(op, tiles, tasks)
         draft.append(drafted, tasks)
         deciders.wrote(op, drafted)
-        progress("planning", op.index + 1, len(graph.operators))
+        progress("planning", done, len(graph.operators))
     return hazards

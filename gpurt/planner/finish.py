@@ -143,14 +143,15 @@ def edges(
 def _payload_edges(draft: Draft, polled: set[int], graph: Graph) -> list[PlanEdge]:
     writers: dict[int, list[int]] = {}
     result = []
+    sources = {op.index: op for op in graph.operators}
     for op in draft.ops:
-        if op.index >= draft.graph_op_count or not op.flags & (TASK_PAYLOAD_IN | TASK_PAYLOAD_OUT):
+        source = sources.get(op.index)
+        if source is None or not op.flags & (TASK_PAYLOAD_IN | TASK_PAYLOAD_OUT):
             continue
-        source = graph.operators[op.index]
         found: dict[int, list[str]] = {}
         for region in source.reads:
             for writer in writers.get(region.buffer.index, ()):
-                if any(region.overlaps(w) for w in graph.operators[writer].writes):
+                if any(region.overlaps(w) for w in sources[writer].writes):
                     found.setdefault(writer, []).append(region.buffer.name)
         for writer, names in found.items():
             what = ", ".join(dict.fromkeys(names))

@@ -47,8 +47,9 @@ def unused(graph: Graph, left_out: set[int]) -> set[int]:
         return {region.buffer.index for region in (*op.reads, *op.writes)}
 
     found: set[int] = set()
-    for index in left_out:
-        found |= used(graph.operators[index])
+    for op in graph.operators:
+        if op.index in left_out:
+            found |= used(op)
     for op in graph.operators:
         if found and op.index not in left_out:
             found -= used(op)

@@ -47,6 +47,7 @@ def choose(
     if edges == "counter" or target.kind != "cuda":
         return set()
     users: dict[int, list[Operator]] = {}
+    of_op = {op.index: policy for op, policy in zip(graph.operators, policies, strict=True)}
     for op in graph.operators:
         for region in (*op.reads, *op.writes) if op.index not in left_out else ():
             users.setdefault(region.buffer.index, []).append(op)
@@ -60,7 +61,7 @@ def choose(
         if buffer.dtype.row_bytes(buffer.shape[-1]) % GRANULES_BYTES:
             continue
         # `ready` needs a last dependency that somebody counts, so its edges stay counters.
-        if all(op.body.payload and policies[op.index] != "ready" for op in ops) and _written_once(
+        if all(op.body.payload and of_op[op.index] != "ready" for op in ops) and _written_once(
             index, ops
         ):
             chosen.add(index)

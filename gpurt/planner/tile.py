@@ -15,6 +15,7 @@ from gpurt.plan import (
     TASK_OWN_ROWS,
     TASK_PAYLOAD_IN,
     TASK_PAYLOAD_OUT,
+    TASK_RING,
     PlanRegion,
     Policy,
 )
@@ -76,6 +77,7 @@ def draft_op(
         mask |= (is_symmetric or region.buffer.index in payload) << position
     flags = TASK_PAYLOAD_IN * any(r.buffer.index in payload for r in op.reads)
     flags |= TASK_PAYLOAD_OUT * any(r.buffer.index in payload for r in op.writes)
+    flags |= TASK_RING * op.body.ring
     if op.rows is not None:
         flags |= TASK_OWN_ROWS
         table = op.rows.buffer

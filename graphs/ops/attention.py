@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.buffer import Region
 from gpurt.errors import GraphError
+from gpurt.graphs.ops import attention_rows_cuda
 from gpurt.graphs.ops.attention_merge import attention_merge
 from gpurt.graphs.ops.dtypes import dtype_code, to_float32, to_storage
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
@@ -53,6 +54,7 @@ from gpurt.graphs.ops.regions import array_of, columns, part, region_of, require
 if TYPE_CHECKING:
     from gpurt.buffer import Buffer
     from gpurt.graph import Graph, Operand, Operator
+    from gpurt.planner.lower import Lowering
 
 # Positions; kAttentionSpan of device/bodies/attention_span.hpp. The default context is one span: a
 # second operator costs a hop, more than a split saves there.
@@ -183,6 +185,15 @@ def ring_pages(window: int, rows: int, context: int, page: int) -> int:
     """
     whole = -(-context // page)
     return whole if window == 0 else min(whole, -(-(window + rows - 2) // page) + 1)
+
+
+def lower_attention(op: Operator, target: Target, lowering: Lowering) -> bool:
+    """On cuda steps of many rows take two operators: attention_rows_cuda.py."""
+    rows = op.args["kv"].shape[0]
+    if target.kind != "cuda" or op.rows is not None or rows <= attention_rows_cuda.ROWS_MAX:
+        return False
+    attention_rows_cuda.widen(op, lowering)
+    return True
 
 
 def tile_attention(op: Operator, target: Target) -> list[Tile]:
@@ -413,4 +424,5 @@ ATTENTION = Body(
     tile=tile_attention,
     reference=attention_reference,
     payload=True,
+    lower=lower_attention,
 )

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.graphs.ops.attention_rows_cuda import ROWS_MAX, packed, shares
 from gpurt.graphs.ops.regions import array_of, columns, part, required
 
 if TYPE_CHECKING:
@@ -40,19 +41,23 @@ def attention_merge(
 
 
 def tile_attention_merge(op: Operator, target: Target) -> list[Tile]:
-    """One task per kv head."""
-    del target
+    """One task per kv head; of steps of many rows on cuda one for 16 of them, coords[3]."""
     kv_heads = int(op.params["kv_heads"])
-    width = op.args["out"].shape[-1]
+    rows, width = op.args["out"].shape
     group = width // kv_heads
+    is_wide = target.kind == "cuda" and rows > ROWS_MAX
+    parts = shares(rows, -(-rows // ROWS_MAX)) if is_wide else [(0, rows)]
     tiles = []
     for head in range(kv_heads):
         low, high = head * group, (head + 1) * group
-        reads = [part(op.args["partials"], 1, head, head + 1)]
-        if "q" in op.args:
-            reads.append(columns(op.args["q"], width + low, width + high))
-        write = columns(op.args["out"], low, high)
-        tiles.append(Tile((head, 0, 0, 0), tuple(reads), (write,), cost_bytes=16 * group))
+        of_head = part(op.args["partials"], 1, head, head + 1)
+        for own in parts:
+            reads = [part(of_head, 0, *own)] if is_wide else [of_head]
+            if "q" in op.args:
+                reads.append(columns(part(op.args["q"], 0, *own), width + low, width + high))
+            write = columns(part(op.args["out"], 0, *own), low, high)
+            coords = (head, 0, 0, packed(own) if is_wide else 0)
+            tiles.append(Tile(coords, tuple(reads), (write,), cost_bytes=16 * group))
     return tiles
 
 

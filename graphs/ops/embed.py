@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.dtypes import dtype_code
-from gpurt.graphs.ops.regions import region_of, required
+from gpurt.graphs.ops.regions import part, region_of, required
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
+
+_ROWS_CUDA = 16  # of a task: device/bodies/embed.cuh
 
 
 def embed(
@@ -48,7 +50,8 @@ def embed(
 
 
 def tile_embed(op: Operator, target: Target) -> list[Tile]:
-    """One task: a step reads at most `rows` rows of the table.
+    """One task: a step reads at most `rows` rows of the table. On cuda one for 16 rows of many,
+    coords = (0, 0, first row, last).
 
     Raises: GraphError on cuda for a table in nvfp4.
     """
@@ -57,7 +60,17 @@ def tile_embed(op: Operator, target: Target) -> list[Tile]:
         msg = f"a table in nvfp4, which the CUDA body does not read - at {op.path}"
         raise GraphError(f'{msg} - keep the embedding in bf16, or use device="host"')
     row_bytes = table.buffer.dtype.row_bytes(table.shape[-1]) + 4 * x.shape[-1]
-    return [Tile((0, 0, 0, 0), (table,), (x,), cost_bytes=row_bytes)]
+    rows = x.shape[0]
+    if target.kind != "cuda" or rows <= _ROWS_CUDA:
+        return [Tile((0, 0, 0, 0), (table,), (x,), cost_bytes=row_bytes)]
+    tiles = []
+    for first in range(0, rows, _ROWS_CUDA):
+        last = min(first + _ROWS_CUDA, rows)
+        size = row_bytes * (last - first)
+        tiles.append(
+            Tile((0, 0, first, last), (table,), (part(x, 0, first, last),), cost_bytes=size)
+        )
+    return tiles
 
 
 def embed_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:

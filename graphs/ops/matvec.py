@@ -27,6 +27,7 @@ from gpurt.graphs.ops.regions import array_of, columns, part, region_of, require
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
+    from gpurt.planner.lower import Lowering
 
 # Host tiles: some ten microseconds of one core, so that taking a task (0.1 us) and its two barriers
 # are cheap beside it: 32 KB tiles cost 7 % more CPU time a token than 64 KB ones. Their number is a
@@ -141,6 +142,13 @@ def packing_matvec(op: Operator, arg: str, target: Target) -> str:
     return ""
 
 
+def lower_matvec(op: Operator, target: Target, lowering: Lowering) -> bool:
+    """On cuda steps of many rows take two operators."""
+    if target.kind != "cuda" or (cuda := _cuda_module()) is None:
+        return False
+    return bool(cuda.lower_cuda(op, lowering))
+
+
 def variant_matvec(op: Operator, target: Target) -> str:
     """On cuda an exact matvec is a body of its own."""
     return "matvec_f32" if target.kind == "cuda" and op.params["exact"] else "matvec"
@@ -198,6 +206,7 @@ MATVEC = Body(
     packing=packing_matvec,
     variant=variant_matvec,
     payload=True,
+    lower=lower_matvec,
 )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gpurt.body import Stream, Target, Tile
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.matvec import make_tile
+from gpurt.graphs.ops.matvec_wide_cuda import widen
 from gpurt.graphs.ops.packing import (
     CHUNK,
     ROW_TILE,
@@ -26,8 +27,9 @@ from gpurt.graphs.ops.rows_cuda import row_blocks
 
 if TYPE_CHECKING:
     from gpurt.graph import Operator
+    from gpurt.planner.lower import Lowering
 
-ROWS_MAX = 16  # two mma of 8 step rows
+ROWS_MAX = 16  # two mma of 8 step rows; larger steps have bodies of their own
 _EXACT_ROWS = 4  # of W in a task of an exact matvec
 _EXACT_STEP_ROWS = 8  # of x: of 8192 columns they are as many bytes as two of W
 _FLOATS = 4  # of one load
@@ -52,6 +54,18 @@ def tile_cuda(op: Operator, target: Target) -> list[Tile]:
         tiles.append(replace(tile, stream=Stream("w", offset, size), cost_bytes=size))
         offset += size
     return tiles
+
+
+def lower_cuda(op: Operator, lowering: Lowering) -> bool:
+    """A step of more rows takes two operators: matvec_wide_cuda.py. Raises: GraphError."""
+    if op.params["exact"] or op.rows is not None or op.args["x"].shape[0] <= ROWS_MAX:
+        return False
+    _check_matrix(op)
+    if op.params["sampled"] and "residual" in op.args:
+        msg = f"sampled rows with a residual, {op.args['x'].shape[0]} rows a step - at {op.path}"
+        raise GraphError(f"{msg} - build the graph with rows={ROWS_MAX} or fewer")
+    widen(op, lowering, row_tiles(*op.args["w"].shape))
+    return True
 
 
 def packing_cuda(op: Operator, arg: str, target: Target) -> str:
@@ -106,6 +120,11 @@ def _is_bf16(op: Operator, arg: str) -> bool:
 
 
 def _check(op: Operator) -> None:
+    _check_matrix(op)
+    _check_rows(op)
+
+
+def _check_matrix(op: Operator) -> None:
     n, k = op.args["w"].shape
     where = f"at {op.path}"
     # A last tile of half a row tile computes rows of zeros that nobody stores; a granule of y must
@@ -115,7 +134,6 @@ def _check(op: Operator) -> None:
         msg = f"W is [{n}, {k}], the CUDA body takes multiples of {multiple} and {ROW_TILE}"
         msg += f" - {where}"
         raise GraphError(f'{msg} - pad W, or use device="host"')
-    _check_rows(op)
     for name in ("x", "y", "norm", "residual"):
         if name in op.args and op.args[name].buffer.dtype.name not in ("f32", "bf16"):
             dtype = op.args[name].buffer.dtype

@@ -60,9 +60,10 @@ struct Fibre {
   unsigned thread;
   State state = kReady;
   bool started = false;
-  unsigned barrier, parity;    // kPhase: what for
-  unsigned long until;         // kPhase: gives up in that pass
-  unsigned long copied_until;  // when its copy16 so far have landed
+  unsigned barrier, parity;           // kPhase: what for
+  unsigned long until;                // kPhase: gives up in that pass
+  unsigned long copied_until;         // when its copy16 so far have landed
+  std::vector<unsigned long> groups;  // when those of each of its groups have
   Jump at;
   ucontext_t start;
 };
@@ -322,6 +323,7 @@ void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned mbarrier)
 void copy16(unsigned to, const void* from) {
   if (to % 16 != 0 || reinterpret_cast<size_t>(from) % 16 != 0)
     fail("a copy of 16 bytes is not aligned");
+  std::memset(shared + to, 0xA5, 16);
   copy_later({nullptr, 0, to, 16, from, 0, Copy::kPlain});
   running->copied_until = std::max(running->copied_until, copies.back().due);
 }
@@ -330,6 +332,19 @@ void arrive_after_copies(unsigned mbarrier) {
   copy_later({nullptr, 0, 0, 0, nullptr, mbarrier, Copy::kArrival});
   // Later than the copies: those of one pass land in any order.
   copies.back().due = std::max(copies.back().due, running->copied_until + 1);
+}
+
+void copies_commit() {
+  running->groups.push_back(running->copied_until);
+}
+
+void copies_wait(unsigned left) {
+  std::vector<unsigned long>& groups = running->groups;
+  if (groups.size() <= left) return;
+  const size_t count = groups.size() - left;
+  const unsigned long due = *std::max_element(groups.begin(), groups.begin() + long(count));
+  groups.erase(groups.begin(), groups.begin() + long(count));
+  while (pass < due) leave();
 }
 
 }  // namespace emu

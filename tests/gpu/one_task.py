@@ -118,26 +118,28 @@ class OneTask:
                 None if a is None else memory.get(address, a)
                 for a, address in zip(arguments, addresses, strict=True)
             ]
-            size = wire.step_state_bytes(16)
+            capacity = int(program["rows_capacity"])
+            size = wire.step_state_bytes(capacity)
             raw = memory.get(int(program["step_state"]), np.zeros(size, np.uint8))
-            out.append(raw[wire.sampled_offset_bytes(16) :].view(np.uint32))
+            out.append(raw[wire.sampled_offset_bytes(capacity) :].view(np.uint32))
             memory.free()
         return out
 
     def _program(self, memory: _Memory, step: Step, payload_set_bytes: int) -> NDArray[Any]:
         rows = len(step.slots)
-        state = np.zeros(wire.step_state_bytes(16), np.uint8)
+        capacity = max(16, rows)
+        state = np.zeros(wire.step_state_bytes(capacity), np.uint8)
         head = state[: wire.STEP_STATE.itemsize].view(wire.STEP_STATE)
         head["step"], head["round"] = step.number, step.number
-        head["rows"], head["rows_capacity"] = rows, 16
+        head["rows"], head["rows_capacity"] = rows, capacity
         head["sample_count"] = len(step.sample_rows)
         begin = wire.STEP_STATE.itemsize
-        row = state[begin : begin + 16 * wire.ROW_STATE.itemsize].view(wire.ROW_STATE)
+        row = state[begin : begin + capacity * wire.ROW_STATE.itemsize].view(wire.ROW_STATE)
         row["slot"][:rows], row["position"][:rows] = step.slots, step.positions
         row["token"][: len(step.tokens)] = step.tokens
         row["flags"][: len(step.flags)] = step.flags
-        begin += 16 * wire.ROW_STATE.itemsize
-        sample = state[begin : begin + 64].view(np.uint32)
+        begin += capacity * wire.ROW_STATE.itemsize
+        sample = state[begin : begin + 4 * capacity].view(np.uint32)
         sample[: len(step.sample_rows)] = step.sample_rows
         program = np.zeros((), wire.PROGRAM)
         program["step_state"] = memory.put(state)
@@ -146,7 +148,7 @@ class OneTask:
         host = self.device.host_mapped(4096)
         memory.host["host_control"] = host[: wire.HOST_CONTROL.itemsize]
         program["host_control"] = int(host.ctypes.data)
-        program["rows_capacity"], program["slot_count"] = 16, len(step.slot_states)
+        program["rows_capacity"], program["slot_count"] = capacity, len(step.slot_states)
         program["wait_timeout_ns"] = 500_000_000
         program["payload_set_bytes"] = payload_set_bytes
         program["rank_count"] = 1

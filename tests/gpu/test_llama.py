@@ -153,6 +153,44 @@ def test_bits_do_not_depend_on_the_plan(name: str, wanted: Any) -> None:
         assert arrays[buffer] == content, f"{name}: {buffer} differs"
 
 
+MANY_ROWS: dict[str, dict[str, Any]] = {
+    "16 and 128": {"step_rows": (16, 128), "edges": "auto"},
+    "1, 16 and 33, mixed payload": {
+        "step_rows": (1, 16, 33),
+        "policy": MIXED,
+        "edges": "payload",
+        "workers": 7,
+    },
+    "17, claim": {"step_rows": (17,), "policy": "claim"},
+    "team of 1, 16 and 20, ready": {"step_rows": (16, 20), "policy": "ready", "team_warps": 1},
+}
+
+
+@pytest.mark.parametrize("name", MANY_ROWS)
+def test_steps_of_many_rows_change_no_bit(name: str, wanted: Any) -> None:
+    check_many_rows(wanted, **MANY_ROWS[name])
+
+
+def check_many_rows(wanted: Any, **variant: Any) -> None:
+    """Tokens and activations, and the keys and values of all positions."""
+    few = load(tiny_llama(), **{k: v for k, v in variant.items() if k in ("workers", "team_warps")})
+    many = load(tiny_llama(rows=max(variant["step_rows"])), **variant)
+    try:
+        tokens, arrays = bits(many)
+        assert tokens == wanted[0]
+        for buffer, content in wanted[1].items():
+            assert arrays[buffer] == content, f"{buffer} differs"
+        bits(few)
+        caches = [b.name for b in few.plan.buffers if b.name.endswith("_cache")]
+        for buffer in caches:
+            assert many.read(buffer).tobytes() == few.read(buffer).tobytes(), buffer
+        summaries = many.raw_trace().summaries
+        assert summaries["rows"][0] == min(len(PROMPT), max(variant["step_rows"]))
+    finally:
+        few.close()
+        many.close()
+
+
 @pytest.mark.parametrize("edges", ["counter", "payload"])
 def test_300_fresh_launches_give_the_same_bits(edges: str, wanted: Any) -> None:
     executor = load(tiny_llama(), edges=edges)
@@ -187,9 +225,10 @@ def test_10_fresh_processes_give_the_same_tokens(wanted: Any) -> None:
         assert run.stdout.strip() == str(wanted[0]), run.stderr[-2000:]
 
 
-def test_two_sequences_in_one_step_equal_each_alone() -> None:
-    graph = tiny_llama(rows=16, slots=2)
-    executor = load(graph, options=Options(resident=True))
+@pytest.mark.parametrize("sizes", [(16,), (16, 40)], ids=str)
+def test_two_sequences_in_one_step_equal_each_alone(sizes: tuple[int, ...]) -> None:
+    graph = tiny_llama(rows=max(sizes), slots=2)
+    executor = load(graph, options=Options(resident=True), step_rows=sizes)
     other = PROMPT[::-1]
     try:
         alone = [generate(executor, PROMPT, COUNT), generate(executor, other, COUNT)]

@@ -13,6 +13,7 @@ from gpurt import wire
 from gpurt.executors import cuda
 from gpurt.executors.base import Options
 from gpurt.graph import Graph
+from gpurt.graphs.ops import matvec_cuda
 from gpurt.graphs.ops.dtypes import to_bf16
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.planner import plan
@@ -23,6 +24,7 @@ EPS = 1e-5
 # bf16 rounds x (after its norm) by up to 2^-9 of each term; sums of hundreds of terms of both signs
 # stay within a few of that of the row's own size.
 RELATIVE = 2e-2
+ROWS = 160  # of x; steps take the first ones
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,12 @@ def as_float(array: NDArray[Any]) -> NDArray[np.float32]:
 def data_of(case: Case) -> dict[str, NDArray[Any]]:
     rng = np.random.default_rng(case.n * case.k)
     width = case.n // 2 if case.swiglu else case.n
-    x = rng.standard_normal((16, case.k)).astype(np.float32)
+    x = rng.standard_normal((ROWS, case.k)).astype(np.float32)
     return {
         "x": to_bf16(x) if case.dtype == "bf16" else x,
         "w": to_bf16((rng.standard_normal((case.n, case.k)) / case.k**0.5).astype(np.float32)),
         "norm": rng.uniform(0.5, 1.5, case.k).astype(np.float32),
-        "residual": rng.standard_normal((16, width)).astype(np.float32),
+        "residual": rng.standard_normal((ROWS, width)).astype(np.float32),
     }
 
 
@@ -138,7 +140,12 @@ def reference(case: Case, rows: int) -> NDArray[np.float32]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("rows", [1, 5, 16])
 def test_products_equal_the_reference_within_bf16(case: Case, rows: int) -> None:
-    got, want = as_float(run(case, rows)), reference(case, rows)
+    close(case, run(case, rows))
+
+
+def close(case: Case, seen: NDArray[Any]) -> None:
+    """Within what bf16 rounds."""
+    got, want = as_float(seen), reference(case, len(seen))
     error = (
         np.abs(got - want) / np.linalg.norm(want, axis=-1, keepdims=True) * want.shape[-1] ** 0.5
     )
@@ -165,3 +172,29 @@ def test_bits_do_not_depend_on_rows_team_workers_or_edges(case: Case) -> None:
         np.testing.assert_array_equal(
             got.view(np.uint8), want[:rows].view(np.uint8), err_msg=f"{rows} {edges} {target}"
         )
+
+
+def check_many_rows(case: Case, many: tuple[int, ...], **target: Any) -> None:
+    """Steps of more than 16 rows: within bf16 of the reference, each row as in every other step."""
+    few, most = run(case, 16), run(case, many[-1])
+    assert most[:16].tobytes() == few.tobytes(), f"{many[-1]} rows"
+    close(case, most)
+    for rows in many[:-1]:
+        got = run(case, rows, **target)
+        assert got.tobytes() == most[:rows].tobytes(), f"{rows} rows"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_steps_of_many_rows_have_the_bits_of_small_ones(case: Case) -> None:
+    check_many_rows(case, (17, 33, 100, 128, ROWS))
+    check_many_rows(case, (40,), team_warps=1, workers=7)
+
+
+@pytest.mark.parametrize("most", [2, 4, 8, 16])
+def test_many_rows_by_packed_tiles_of_every_size(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their K groups are fewer, and W ends in smaller tiles."""
+    monkeypatch.setattr(matvec_cuda, "_TASKS", 1)
+    monkeypatch.setattr(matvec_cuda, "_ROW_TILES_MAX", most)
+    check_many_rows(Case(24 * most - 8, 192, norm=True), (17, 33))

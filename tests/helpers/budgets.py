@@ -28,7 +28,7 @@ from gpurt.executors.cuda_compile import (
     compile_source,
 )
 from gpurt.planner import plan
-from tests.gpu import one_task
+from tests.gpu import one_task, test_matvec
 from tests.gpu.tiny_llama import tiny_llama
 from tests.gpu.tiny_muse import tiny_muse
 
@@ -41,6 +41,7 @@ MACHINERY = "machinery"
 # What each body keeps in the scratch of a block, as its source names it.
 SCRATCH = {
     "attention": "attention_of<128, 4, 2, true>::Scratch",
+    "attention_rows": "attention_rows_of<128, 4, 2, true, false>::Scratch",
     "combine": "combine::Scratch",
     "embed": "embed::Scratch",
     "expert_matvec": "expert_matvec::Pass[gpurt::expert_matvec::kPasses]",
@@ -69,8 +70,11 @@ class Kernel:
 
 @cache
 def kernels() -> dict[str, Kernel]:
-    """A kernel of every model family, team of 16."""
+    """A kernel of every model family, and one of steps of many rows, team of 16."""
+    case = test_matvec.Case(96, 192, norm=True, residual=True, swiglu=True)
+    many = test_matvec.graph_of(case, test_matvec.data_of(case), 128)
     made = {
+        "many_rows": plan(many, TARGET),
         "llama": plan(tiny_llama(), TARGET, edges="payload"),
         "muse_spark": plan(tiny_muse(), TARGET),
     }

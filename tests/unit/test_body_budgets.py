@@ -48,7 +48,7 @@ def excess(kernel: dict[str, Any], allowed: dict[str, Any]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["llama", "muse_spark"])
+@pytest.mark.parametrize("name", ["llama", "muse_spark", "many_rows"])
 def test_a_kernel_and_its_bodies_stay_within_their_budgets(name: str, capsys: Any) -> None:
     kernel = budgets.kernels()[name].as_dict()
     with capsys.disabled():

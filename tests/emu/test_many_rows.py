@@ -1,0 +1,85 @@
+"""Steps of more than 16 rows on the emulated GPU: bits of every body, then of a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.emu.test_kernel import LLAMA, VOCAB
+from tests.gpu import test_attention_rows as rows
+from tests.gpu import test_attention_split as split
+from tests.gpu import test_llama, test_matvec, tiny_llama
+
+
+@pytest.fixture(autouse=True)
+def forgotten(emulated: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A small model; what was built for the emulated GPU is forgotten afterwards."""
+    del emulated
+    prompt = [int(t) for t in np.random.default_rng(1).integers(0, VOCAB, 45)]
+    monkeypatch.setattr(tiny_llama, "CONFIG", LLAMA)
+    monkeypatch.setattr(test_llama, "PROMPT", prompt)
+    monkeypatch.setattr(test_llama, "COUNT", 3)
+    runners = (rows.rows_runner, rows.runner, split.split_runner, rows.extras.runner)
+    for runner in runners:
+        runner.cache_clear()
+    yield
+    for runner in runners:
+        runner.cache_clear()
+
+
+MATVEC = [
+    (test_matvec.Case(48, 1104), (17, 100)),  # 18 chunks: of some K groups two
+    (test_matvec.Case(96, 80, norm=True, residual=True, swiglu=True, scale=0.6), (33, 128, 160)),
+    (test_matvec.Case(80, 64, dtype="bf16"), (17, 24)),
+]
+
+
+@pytest.mark.parametrize(("case", "many"), MATVEC, ids=str)
+def test_many_rows_of_matvec_have_the_bits_of_few(case: Any, many: tuple[int, ...]) -> None:
+    test_matvec.check_many_rows(case, many, workers=2)
+
+
+def test_a_team_of_one_warp_gives_the_same_bits() -> None:
+    test_matvec.check_many_rows(MATVEC[1][0], (20, 33), workers=2, team_warps=1)
+
+
+@pytest.mark.parametrize("most", [2, 4, 8, 16])
+def test_packed_tiles_of_every_size(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_matvec.test_many_rows_by_packed_tiles_of_every_size(most, monkeypatch)
+
+
+@pytest.mark.parametrize(("case", "step"), rows.CASES[:3:2], ids=["plain", "window"])
+def test_many_rows_of_attention_have_the_bits_of_few(case: Any, step: Any) -> None:
+    rows.check(case, step, "bf16", rows.extras.CONTEXT)
+
+
+def test_many_rows_over_a_span_have_the_bits_of_few() -> None:
+    rows.check(split.CASES[1], rows.OVER_A_SPAN, "bf16", rows.CONTEXT)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "16 and 40": {"step_rows": (16, 40), "workers": 3},
+    "mixed, payload": {
+        "step_rows": (2, 17),
+        "policy": test_llama.MIXED,
+        "edges": "payload",
+        "workers": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_steps_of_many_rows_change_no_bit_of_llama(name: str) -> None:
+    few = test_llama.load(tiny_llama.tiny_llama(), workers=2, team_warps=16)
+    try:
+        wanted = test_llama.bits(few)
+    finally:
+        few.close()
+    test_llama.check_many_rows(wanted, **VARIANTS[name])
+
+
+def test_decode_rows_beside_a_prompt_equal_each_alone() -> None:
+    test_llama.test_two_sequences_in_one_step_equal_each_alone((16, 40))

@@ -1,0 +1,113 @@
+"""Operators that cuda computes by several in steps of many rows: what a plan then holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpurt.body import StepRows, Target
+from gpurt.buffer import Buffer, f32
+from gpurt.errors import GraphError
+from gpurt.graph import Graph, Operator
+from gpurt.graphs.ops.matvec import matvec
+from gpurt.graphs.ops.matvec_wide_cuda import in_lanes, input_reference
+from gpurt.graphs.ops.packing import pack
+from gpurt.plan import TASK_RING, Plan
+from gpurt.planner import plan
+from gpurt.planner.lower import lower
+from tests.gpu.tiny_llama import tiny_llama
+
+CUDA = Target("cuda", 132, 16, "sm_90a", 232448, 60 << 20)
+WIDE = {"matvec_input", "matvec_wide", "attention_rows"}
+
+
+def bodies(made: Plan, number: int) -> set[str]:
+    variant = made.step_variants()[number]
+    return {task.body for task in made.tasks[variant.begin : variant.end]}
+
+
+def test_only_steps_of_many_rows_on_cuda_have_bodies_of_their_own() -> None:
+    graph = tiny_llama(rows=128)
+    made = plan(graph, CUDA, rows=(16, 128))
+    assert not bodies(made, 0) & WIDE
+    assert bodies(made, 1) >= WIDE
+    assert not bodies(made, 1) & {"matvec", "attention"}
+    assert not bodies(plan(graph, Target("host", 2), rows=(16, 128)), 1) & WIDE
+    assert not bodies(plan(tiny_llama(), CUDA), 0) & WIDE
+
+
+def test_both_sizes_share_the_packed_weights() -> None:
+    few, both = plan(tiny_llama(), CUDA), plan(tiny_llama(rows=128), CUDA, rows=(16, 128))
+    weights = [{b.name for b in made.buffers if b.memory == "weight"} for made in (few, both)]
+    assert weights[0] == weights[1]
+    assert few.arena_bytes("weight") == both.arena_bytes("weight")
+
+
+def test_the_graphs_operators_keep_their_indices_and_policies() -> None:
+    graph = tiny_llama(rows=40)
+    made = plan(graph, CUDA, policy={"q": "claim", "matvec": "ready"}, rows=(16, 40))
+    for op in graph.operators:
+        assert made.operators[op.index].path == op.path
+        assert made.operators[op.index].body == op.body.name
+    by_name = {op.name: op.policy for op in made.operators}
+    assert by_name["q.input"] == by_name["q.wide"] == "claim"
+    assert by_name["down.wide"] == "ready"
+    assert by_name["attention.rows"] == "static"
+    assert {t.op for t in made.tasks if t.body == "matvec_wide"}.isdisjoint(
+        op.index for op in graph.operators
+    )
+
+
+def test_a_task_with_the_ring_as_its_room_streams_nothing() -> None:
+    made = plan(tiny_llama(rows=40), CUDA)
+    wide = [t for t in made.tasks if t.body == "matvec_wide"]
+    assert wide
+    for task in made.tasks:
+        assert bool(task.flags & TASK_RING) == (task.body == "matvec_wide")
+        assert task.stream is None or not task.flags & TASK_RING
+
+
+@pytest.mark.parametrize("group", [4, 8])
+def test_lanes_of_x_have_the_columns_of_their_lanes_of_w(group: int) -> None:
+    """One unit of each, numbered by column: element e of lane (g, c) of both is the same column."""
+    columns = np.tile(np.arange(64, dtype=np.float32), (16, 1))
+    packed = pack(f"mma16g{group}x1", columns, [16, 64], f32)
+    of_w = packed.view(np.uint16).reshape(4, 32, 2, 2, 2)  # mma, lane, half, high, element
+    of_x = in_lanes(columns[:8], group).reshape(2, 32, 4, 2)  # half of a chunk, lane, pair, element
+    for mma in range(4):
+        for half in range(2):
+            x = of_x[mma // 2, :, mma % 2 * 2 + half]
+            w_bits = of_w[mma, :, half, 0].astype(np.uint32) << 16
+            assert np.array_equal(x, w_bits.view(np.float32)), (mma, half)
+
+
+def test_the_input_of_sampled_rows_is_theirs() -> None:
+    graph = Graph(rows=20, vocab=16)
+    w = graph.weight("w", [16, 64], "bf16", np.zeros((16, 64), np.float32))
+    x, y = graph.activation("x", [20, 64], "f32"), graph.activation("y", [20, 16], "f32")
+    matvec(graph, x, w, y, sampled=True)
+    op = next(o for o in lower(graph, CUDA, ["static"]).graph.operators if "input" in o.name)
+    rows = np.arange(20 * 64, dtype=np.float32).reshape(20, 64) % 128
+    out = np.zeros(op.args["y"].shape, np.float32)
+    none = np.zeros(20, np.uint32)
+    step = StepRows(none, none, none, np.array([3, 17], np.uint32))
+    input_reference(op, {"x": rows, "y": out}, step)
+    assert np.array_equal(out[:1], in_lanes(rows[[3, 17]], 4))
+
+
+def test_rows_of_a_table_are_refused_with_both_numbers() -> None:
+    graph = Graph(rows=32)
+    table = graph.row_table("table", 32)
+    op = over(graph, table)
+    lowered = lower(graph, CUDA, ["static"])
+    assert list(lowered.graph.operators) == graph.operators
+    assert op.body.tile is not None
+    with pytest.raises(GraphError, match="32 rows a step, the CUDA body takes 16"):
+        op.body.tile(op, CUDA)
+
+
+def over(graph: Graph, table: Buffer) -> Operator:
+    w = graph.weight("w", [16, 64], "bf16", np.zeros((16, 64), np.float32))
+    x, y = graph.activation("x", [32, 64], "f32"), graph.activation("y", [32, 16], "f32")
+    with graph.over(table):
+        return matvec(graph, x, w, y)

@@ -1,9 +1,11 @@
 // Payload edges on the device: how bodies poll, read and write granules.
 //
-// A granule is 16 aligned bytes, read and written by one ld/st.relaxed.gpu.b128 each, which is
-// single-copy atomic: if its first word is not the sentinel, all of it has arrived. Polls are
-// converged: a whole warp looks, and goes on together. The rules of payload.hpp hold: writers
-// canonicalise, the test is for the exact bits, and only these bytes are ordered.
+// A granule is 16 aligned bytes, read and written by one ld/st.relaxed.b128 each, which is
+// single-copy atomic: if its first word is not the sentinel, all of it has arrived. From another
+// rank it may come over a link that promises no more than whole words, so there all four are asked.
+// Polls are converged: a whole warp looks, and goes on together; or a lane looks for itself where
+// lanes have no like share. The rules of payload.hpp hold: writers canonicalise, the test is for
+// the exact bits, and only these bytes are ordered.
 #pragma once
 #include "payload.hpp"
 #include "spin.cuh"
@@ -11,6 +13,9 @@
 namespace gpurt {
 
 GPURT_FN bool is_sentinel(const uint4& granule) {
+  // The largest word there is, so one compare for all four.
+  if constexpr (GPURT_RANKS != 0)
+    return max(max(granule.x, granule.y), max(granule.z, granule.w)) == kPayloadSentinel;
   return granule.x == kPayloadSentinel;
 }
 
@@ -24,9 +29,9 @@ GPURT_FN bool payload_missing(bool missing, u32& polls) {
 // nothing passes any address that never holds the sentinel, or `payload` false.
 GPURT_FN uint4 load_granule(u64 address, bool payload, const BodyContext& context) {
   (void)context;
-  uint4 v = ld_relaxed_gpu_b128(address);
+  uint4 v = ld_relaxed_b128(address);
   for (u32 polls = 0; payload_missing(payload && is_sentinel(v), polls);)
-    v = ld_relaxed_gpu_b128(address);
+    v = ld_relaxed_b128(address);
   return v;
 }
 
@@ -34,20 +39,84 @@ GPURT_FN uint4 load_granule(u64 address, bool payload, const BodyContext& contex
 GPURT_FN void load_granules(u64 address, bool payload, const BodyContext& context, uint4& first,
                             uint4& second) {
   (void)context;
-  first = ld_relaxed_gpu_b128(address);
-  second = ld_relaxed_gpu_b128(address + 16);
+  first = ld_relaxed_b128(address);
+  second = ld_relaxed_b128(address + 16);
   for (u32 polls = 0;
        payload_missing(payload && (is_sentinel(first) || is_sentinel(second)), polls);) {
-    first = ld_relaxed_gpu_b128(address);
-    second = ld_relaxed_gpu_b128(address + 16);
+    first = ld_relaxed_b128(address);
+    second = ld_relaxed_b128(address + 16);
   }
+}
+
+// `granule` as loaded from `address`, polled until it is there. Any lanes.
+GPURT_FN uint4 whole_granule(uint4 granule, u64 address) {
+  for (u32 polls = 0; is_sentinel(granule) && !must_end(polls);) {
+    pause();
+    granule = ld_relaxed_b128(address);
+  }
+  return granule;
+}
+
+// A float of an argument that may be payload. Any lanes.
+GPURT_FN f32 load_word(const f32* from) {
+  return __uint_as_float(ld_relaxed_u32(reinterpret_cast<u64>(from)));
+}
+GPURT_FN f32 whole_word(f32 word, const f32* from, bool payload) {
+  for (u32 polls = 0; payload && __float_as_uint(word) == kPayloadSentinel && !must_end(polls);) {
+    pause();
+    word = load_word(from);
+  }
+  return word;
+}
+
+// Pieces of arguments that may be payload, in bodies that move four floats a thread, or one where
+// rows are not made of fours: no such row is payload. Any lanes.
+GPURT_FN float4 load_piece(const float4* from) {
+  const uint4 v = ld_relaxed_b128(reinterpret_cast<u64>(from));
+  return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                     __uint_as_float(v.w));
+}
+GPURT_FN f32 load_piece(const f32* from) {
+  return *from;
+}
+// What load_piece() gave, once it is there. payload: whether it had to be waited for.
+GPURT_FN float4 whole_piece(const float4& piece, const float4* from, bool payload) {
+  if (!payload) return piece;
+  const uint4 v = whole_granule(make_uint4(__float_as_uint(piece.x), __float_as_uint(piece.y),
+                                           __float_as_uint(piece.z), __float_as_uint(piece.w)),
+                                reinterpret_cast<u64>(from));
+  return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                     __uint_as_float(v.w));
+}
+GPURT_FN f32 whole_piece(f32 piece, const f32*, bool) {
+  return piece;
 }
 
 // Four floats, canonical, in one store. Any lanes; right for payload and for ordinary arguments.
 GPURT_FN void store_granule(u64 address, f32 a, f32 b, f32 c, f32 d) {
-  st_relaxed_gpu_b128(
-      address, make_uint4(canonical_f32(__float_as_uint(a)), canonical_f32(__float_as_uint(b)),
-                          canonical_f32(__float_as_uint(c)), canonical_f32(__float_as_uint(d))));
+  st_relaxed_b128(address,
+                  make_uint4(canonical_f32(__float_as_uint(a)), canonical_f32(__float_as_uint(b)),
+                             canonical_f32(__float_as_uint(c)), canonical_f32(__float_as_uint(d))));
+}
+
+// Payload or not: bits that are no floats stay what they are where it is not.
+GPURT_FN void store_piece(float4* to, const float4& v, bool payload) {
+  if (payload) {
+    store_granule(reinterpret_cast<u64>(to), v.x, v.y, v.z, v.w);
+  } else {
+    *to = v;
+  }
+}
+GPURT_FN void store_piece(f32* to, f32 v, bool) {
+  *to = v;
+}
+// Whether input, or output, `i` of a task is payload: what has two sets and is none is a symmetric
+// buffer behind a rank counter, and a task has no inputs, nor outputs, of both kinds.
+GPURT_FN bool polls_input(const TaskRecord& task, u32 i) {
+  return (task.flags & kTaskPayloadIn) != 0 && (task.payload_mask >> i & 1) != 0;
+}
+GPURT_FN bool arms_output(const TaskRecord& task, u32 i) {
+  return (task.flags & kTaskPayloadOut) != 0 && (task.payload_mask >> i & 1) != 0;
 }
 
 }  // namespace gpurt

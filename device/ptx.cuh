@@ -1,10 +1,21 @@
 // PTX by order and scope: the inline assembly of the device code, and nothing else.
 //
-// A name says what the instruction guarantees: ld_relaxed_gpu, mbarrier_arrive (release at CTA
+// A name says what the instruction guarantees: ld_relaxed_b128, mbarrier_arrive (release at CTA
 // scope), fence_proxy_async. Shared addresses are the 32-bit addresses of the shared window.
 // Counters and flags go through atomics.hpp, which needs no assembly.
 #pragma once
 #include "types.hpp"
+
+// 1 if ranks of the plan exchange payload: the generated bodies.gen.cuh says so. A granule's other
+// side may then be another GPU.
+#ifndef GPURT_RANKS
+#define GPURT_RANKS 0
+#endif
+#if GPURT_RANKS
+#define GPURT_GRANULE_SCOPE "sys"
+#else
+#define GPURT_GRANULE_SCOPE "gpu"
+#endif
 
 namespace gpurt {
 
@@ -115,28 +126,32 @@ GPURT_FN void fence_acq_rel_gpu() {
 
 // ---- global memory ---------------------------------------------------------------------------
 // One granule of a payload edge: 16 bytes, single-copy atomic, so one word tells for all.
-GPURT_FN uint4 ld_relaxed_gpu_b128(u64 from) {
+GPURT_FN uint4 ld_relaxed_b128(u64 from) {
   uint4 v;
   asm volatile(
       "{\n.reg .b128 q;\n.reg .b64 a, b;\n"
-      "ld.relaxed.gpu.global.b128 q, [%4];\n"
+      "ld.relaxed." GPURT_GRANULE_SCOPE
+      ".global.b128 q, [%4];\n"
       "mov.b128 {a, b}, q;\nmov.b64 {%0, %1}, a;\nmov.b64 {%2, %3}, b;\n}"
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
       : "l"(from)
       : "memory");
   return v;
 }
-GPURT_FN void st_relaxed_gpu_b128(u64 to, uint4 v) {
+GPURT_FN void st_relaxed_b128(u64 to, uint4 v) {
   asm volatile(
       "{\n.reg .b128 q;\n.reg .b64 a, b;\n"
       "mov.b64 a, {%1, %2};\nmov.b64 b, {%3, %4};\nmov.b128 q, {a, b};\n"
-      "st.relaxed.gpu.global.b128 [%0], q;\n}" ::"l"(to),
+      "st.relaxed." GPURT_GRANULE_SCOPE ".global.b128 [%0], q;\n}" ::"l"(to),
       "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
       : "memory");
 }
-GPURT_FN u32 ld_relaxed_gpu_u32(u64 from) {
+GPURT_FN u32 ld_relaxed_u32(u64 from) {
   u32 v;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  asm volatile("ld.relaxed." GPURT_GRANULE_SCOPE ".global.u32 %0, [%1];"
+               : "=r"(v)
+               : "l"(from)
+               : "memory");
   return v;
 }
 

@@ -81,6 +81,7 @@ class Arg:
     name: str
     access: Access
     optional: bool = False
+    payload: bool = False  # cuda: the struct polls, or stores, it as a payload edge needs
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Body:
     # The name of the body that computes `op` on `target`, where that is another: same arguments and
     # parameters, another precision.
     variant: Callable[[Operator, Target], str] | None = None
-    payload: bool = False  # cuda: its struct polls inputs and stores outputs as payload edges need
+    payload: bool = False  # cuda: its struct does so with all of its arguments
     # Tiles lie slot by slot (coords[0] is the slot, as many tiles in each), and a step needs only
     # those of the slots in use: the first word of argument `routes`. A task of another slot returns
     # at once, so running it is always right; under `claim` it need not run at all.
@@ -142,6 +143,10 @@ class Body:
     publishes: bool = False  # it may write them, on all ranks
     lower: Lower | None = None  # planner/lower.py
     ring: bool = False  # cuda: a task has the whole weight ring as its room, and streams nothing
+
+    def takes_payload(self, arg: str) -> bool:
+        """Whether the argument of that name may be payload."""
+        return self.payload or any(a.name == arg and a.payload for a in self.args)
 
     @property
     def is_user(self) -> bool:

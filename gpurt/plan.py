@@ -48,7 +48,16 @@ TASK_RING = int(TaskFlags.RING)
 ARENA_ALIGN_BYTES = 256
 
 Policy = Literal["static", "claim", "ready"]
-Memory = Literal["weight", "state", "activation", "payload", "symmetric", "step", "none"]
+Memory = Literal[
+    "weight",
+    "state",
+    "activation",
+    "payload",
+    "symmetric",
+    "symmetric_payload",
+    "step",
+    "none",
+]
 EdgeKind = Literal["order", "counter", "payload", "ranks"]
 MEMORIES: tuple[Memory, ...] = (
     "weight",
@@ -56,10 +65,12 @@ MEMORIES: tuple[Memory, ...] = (
     "activation",
     "payload",
     "symmetric",
+    "symmetric_payload",  # in symmetric memory, and its data is its own flag
     "step",
     "none",  # of forms that were not chosen: no task uses it
 )
-TWO_SETS: tuple[Memory, ...] = ("payload", "symmetric")  # in use in turn, by rounds of a variant
+PAYLOAD: tuple[Memory, ...] = ("payload", "symmetric_payload")
+TWO_SETS: tuple[Memory, ...] = (*PAYLOAD, "symmetric")  # in use in turn, by rounds of a variant
 POLICIES: tuple[Policy, ...] = ("static", "claim", "ready")
 
 Bounds = tuple[tuple[int, int], ...]
@@ -331,7 +342,7 @@ def sent_bytes(plan: Plan, task: PlanTask) -> int:
     written = 0
     for number, bounds in task.writes:
         buffer = plan.buffers[number]
-        if buffer.memory == "symmetric":
+        if buffer.role == "symmetric":
             elements = prod(high - low for low, high in bounds)
             written += elements * DTYPES[buffer.dtype].row_bytes(1)
     return sent_share(written, plan.rank_count)

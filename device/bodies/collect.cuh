@@ -30,8 +30,12 @@ struct collect {
     for (u32 at = context.thread; at < rows * columns; at += context.team_threads) {
       const u32 row = at / columns, column = begin + at % columns;
       const u64 place = u64(row) * width + column;
-      const Piece* first = residual == nullptr ? nullptr : residual + place;
-      y[place] = slots_piece<8>(slots, row, column, first);
+      Piece behind{};
+      if (residual != nullptr)
+        behind = whole_piece(load_piece(residual + place), residual + place, polls_input(task, 2));
+      const Piece sum = slots_piece<8>(slots, row, column, residual == nullptr ? nullptr : &behind,
+                                       polls_input(task, 0));
+      store_piece(y + place, sum, arms_output(task, 1));
     }
   }
 };

@@ -4,6 +4,7 @@
 // squares of the row's pairs -> barrier -> one factor a pair -> barrier -> columns, four a thread,
 // pairs in ascending order. Widths are multiples of 4.
 #pragma once
+#include "../payload.cuh"
 #include "routes.hpp"
 #include "row_norm.cuh"
 #include "rows.cuh"
@@ -34,6 +35,9 @@ struct combine {
   }
 
  private:
+  GPURT_FN static const float4* four(const f32* row, u32 i) {
+    return reinterpret_cast<const float4*>(row) + i;
+  }
   GPURT_FN static Scratch& scratch_of(const BodyContext& context) {
     return *reinterpret_cast<Scratch*>(context.scratch);
   }
@@ -41,7 +45,8 @@ struct combine {
   // Squares of up to kAtOnce of `left` pairs, in RowNorm's order: their loads are under way at
   // once, where pair by pair each made a trip to L2 of its own.
   GPURT_FN static void sum_some(RowNorm::Partial* partial, u32 left, u32 width,
-                                const BodyContext& context, const f32* d, const f32* gain) {
+                                const BodyContext& context, const f32* d, const f32* gain,
+                                bool polls) {
     const u32 lane = context.thread % 32;
 #pragma unroll 1
     for (u32 v = context.thread / 32; v < RowNorm::kVirtual; v += context.team_threads / 32) {
@@ -50,8 +55,12 @@ struct combine {
       for (u32 i = v * 32 + lane; i < width / 4; i += RowNorm::kVirtual * 32) {
         float4 x[kAtOnce];
 #pragma unroll
-        for (u32 j = 0; j < kAtOnce; ++j) x[j] = read4(d + u64(j < left ? j : 0) * width, i);
+        for (u32 j = 0; j < kAtOnce; ++j)
+          x[j] = load_piece(four(d + u64(j < left ? j : 0) * width, i));
         const float4 g = read4(gain, i);
+#pragma unroll
+        for (u32 j = 0; j < kAtOnce; ++j)
+          x[j] = whole_piece(x[j], four(d + u64(j < left ? j : 0) * width, i), polls);
 #pragma unroll
         for (u32 j = 0; j < kAtOnce; ++j) sum[j] = RowNorm::add4(mul4(x[j], g), sum[j]);
       }
@@ -78,7 +87,8 @@ struct combine {
     f32 factor = arg<const f32>(task, 1)[words + RoutesLayout::kWeight];
 #pragma unroll 1
     for (u32 t = 0; gain != nullptr && t < top_k; t += kAtOnce)
-      sum_some(scratch.partial + t, top_k - t, width, context, d + u64(t) * width, gain);
+      sum_some(scratch.partial + t, top_k - t, width, context, d + u64(t) * width, gain,
+               polls_input(task, 0));
     context.sync();
     if (context.thread < top_k) {
       scratch.is_here[context.thread] = slot != RoutesLayout::kNoSlot;
@@ -95,6 +105,8 @@ struct combine {
     const u32 width = task.param[0], top_k = task.param[1];
     const f32* gain = arg<const f32>(task, 2);
     const f32* residual = arg<const f32>(task, 3);
+    f32* y = context.address<f32>(task, 4) + u64(row) * width;
+    const bool polls = polls_input(task, 0);
     for (u32 i = task.tile[0] / 4 + context.thread; i < task.tile[1] / 4;
          i += context.team_threads) {
       float4 total{};
@@ -104,11 +116,12 @@ struct combine {
         float4 x[kAddedAtOnce];
 #pragma unroll
         for (u32 j = 0; j < kAddedAtOnce; ++j)
-          x[j] = read4(d + u64(min(base + j, top_k - 1)) * width, i);
+          x[j] = load_piece(four(d + u64(min(base + j, top_k - 1)) * width, i));
         const float4 g = gain == nullptr ? make_float4(1, 1, 1, 1) : read4(gain, i);
 #pragma unroll
         for (u32 j = 0; j < kAddedAtOnce; ++j) {
           if (base + j >= top_k || scratch.is_here[base + j] == 0) continue;
+          x[j] = whole_piece(x[j], four(d + u64(base + j) * width, i), polls);
           const f32 f = scratch.factor[base + j];
           const float4 v = gain == nullptr ? x[j] : mul4(x[j], g);
           total = is_first ? scale4(v, f) : fma4(v, make_float4(f, f, f, f), total);
@@ -119,7 +132,7 @@ struct combine {
         const float4 r = read4(residual + u64(row) * width, i);
         total = make_float4(total.x + r.x, total.y + r.y, total.z + r.z, total.w + r.w);
       }
-      reinterpret_cast<float4*>(arg<f32>(task, 4) + u64(row) * width)[i] = total;
+      store_piece(reinterpret_cast<float4*>(y) + i, total, arms_output(task, 4));
     }
   }
 };

@@ -89,14 +89,14 @@ struct ExpertActivations<2> {
   // This lane's. Past L1: the release of a stage waits for loads through it. Beyond the last column
   // some other one, which convert() makes zero.
   GPURT_FN void load_from(u64 of_row, u32 chunk, u32 k) {
-    x = ld_relaxed_gpu_b128(of_row + offset_of(chunk, k));
+    x = ld_relaxed_b128(of_row + offset_of(chunk, k));
   }
 
   // Lanes (g, c) get pair g % 2: columns of the product beyond pair 1 belong to nobody. Zeros where
   // there are no columns: W is padded with zeros there, and what lies behind x may be anything.
   GPURT_FN void convert(u64 norm, u32 chunk, u32 k, ExpertPairs (&pairs)[1]) {
     uint4 weights{};
-    if (norm != 0) weights = ld_relaxed_gpu_b128(norm + offset_of(chunk, k));
+    if (norm != 0) weights = ld_relaxed_b128(norm + offset_of(chunk, k));
     convert_with(weights, norm != 0, chunk, k, pairs);
   }
 
@@ -149,7 +149,7 @@ struct ExpertActivationsAhead : ExpertActivations<2> {
   GPURT_FN void load(u64 norm, u32 chunk, u32 k) { load_from(row, norm, chunk, k); }
   GPURT_FN void load_from(u64 of_row, u64 norm, u32 chunk, u32 k) {
     ExpertActivations<2>::load_from(of_row, chunk, k);
-    if (norm != 0) weights = ld_relaxed_gpu_b128(norm + offset_of(chunk, k));
+    if (norm != 0) weights = ld_relaxed_b128(norm + offset_of(chunk, k));
   }
   GPURT_FN void convert(u64 norm, u32 chunk, u32 k, ExpertPairs (&pairs)[1]) {
     convert_with(weights, norm != 0, chunk, k, pairs);

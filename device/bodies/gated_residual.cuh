@@ -29,8 +29,9 @@ struct gated_residual {
     const f32 eps = param_f32(task, 1);
     const f32* gain = arg<const f32>(task, 1);
     const u32 stride = task.param[3] / 4;
-    const SlotsOf<float4> branch{context.address<const float4>(task, 0),
-                                 u64(stride) * context.step->rows_capacity, stride, task.param[2]};
+    const SlotsOf<float4> slots{context.address<const float4>(task, 0),
+                                u64(stride) * context.step->rows_capacity, stride, task.param[2]};
+    const Branch branch{slots, polls_input(task, 0)};
 #pragma unroll 1
     for (u32 row = rows.begin; row < rows.end; ++row) {
       RowNorm::sum(scratch.partial[row - rows.begin], hidden / 4, context, [&](u32 i, f32 sum) {
@@ -54,16 +55,21 @@ struct gated_residual {
  private:
   static constexpr u32 kNorm = 6, kNormed = 7;  // arguments
 
+  struct Branch {
+    SlotsOf<float4> slots;
+    bool payload;
+  };
+
   // Granule `i` of a row of the branch, of one rank or put together from all; of these one after
   // another, since registers for more loads at once would be spilled by other bodies of a kernel.
-  GPURT_FN static float4 gained(const SlotsOf<float4>& branch, u32 row, const f32* gain, u32 i) {
-    const float4 v = slots_piece<1, float4>(branch, row, i, nullptr);
+  GPURT_FN static float4 gained(const Branch& branch, u32 row, const f32* gain, u32 i) {
+    const float4 v = slots_piece<1, float4>(branch.slots, row, i, nullptr, branch.payload);
     return gain == nullptr ? v : mul4(v, read4(gain, i));
   }
 
   // Granule `i` of a row of y, stored. scale: of the row's norm.
-  GPURT_FN static float4 add_granule(const TaskRecord& task, const SlotsOf<float4>& branch, u32 row,
-                                     u32 i, f32 scale) {
+  GPURT_FN static float4 add_granule(const TaskRecord& task, const Branch& branch, u32 row, u32 i,
+                                     f32 scale) {
     const u64 begin = u64(row) * task.param[0];
     const float4 kept =
         mul4(read4(arg<const f32>(task, 3), i), read4(arg<const f32>(task, 2) + begin, i));

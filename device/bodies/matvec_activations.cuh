@@ -67,7 +67,7 @@ struct MatvecActivations {
 #pragma unroll
       for (u32 i = 0; i < kLoads; ++i) {
         if (offset + i * kGranuleStride < row_bytes)
-          raw[t][i] = ld_relaxed_gpu_b128(at[t] + i * kGranuleStride);
+          raw[t][i] = ld_relaxed_b128(at[t] + i * kGranuleStride);
       }
     }
   }

@@ -74,7 +74,7 @@ struct matvec_f32 {
     GPURT_FN void load(u64 from, u32 row_bytes, u32 first, u32 rows) {
 #pragma unroll
       for (u32 b = 0; b < BLOCK; ++b)
-        x[b] = ld_relaxed_gpu_b128(from + u64{min(first + b, rows - 1)} * row_bytes);
+        x[b] = ld_relaxed_b128(from + u64{min(first + b, rows - 1)} * row_bytes);
     }
     GPURT_FN bool missing() const {
       bool any = false;

@@ -187,9 +187,9 @@ struct MatvecTask {
   GPURT_FN static void load_residual(const Shape& s, Output& o) {
     if (o.residual == 0) return;
     if ((s.flags & kResidualPayload) != 0) {
-      o.held = ld_relaxed_gpu_b128(o.residual);
+      o.held = ld_relaxed_b128(o.residual);
     } else {
-      o.held.x = ld_relaxed_gpu_u32(o.residual);
+      o.held.x = ld_relaxed_u32(o.residual);
     }
   }
 
@@ -223,7 +223,7 @@ struct MatvecTask {
     granule.y = __shfl_down_sync(~0u, granule.x, apart);
     granule.z = __shfl_down_sync(~0u, granule.x, 2 * apart);
     granule.w = __shfl_down_sync(~0u, granule.x, 3 * apart);
-    if ((o.bits & kStores) != 0) st_relaxed_gpu_b128(o.y, granule);
+    if ((o.bits & kStores) != 0) st_relaxed_b128(o.y, granule);
   }
 
   // 1 / sqrt(mean square + eps) of a row from its squares, K group by K group at shared address

@@ -1,5 +1,6 @@
 // publish on the GPU: this rank's part of a value to every rank.
 #pragma once
+#include "../payload.cuh"
 #include "context.cuh"
 
 namespace gpurt {
@@ -40,14 +41,18 @@ struct publish {
         task.param[6] != 0 ? width : u64(stride) * context.step->rows_capacity * per_row;
     const u32 share = task.param[5] != 0 ? width : 0;  // of a part that is scattered
     const u64 part_width = share != 0 ? u64(width) * ranks : width;
+    const bool polls = polls_input(task, 0), payload = arms_output(task, 1);
     const u32 begin = task.tile[0] / kSize, columns = task.tile[1] / kSize - begin;
     for (u32 at = context.thread; at < rows * columns; at += context.team_threads) {
       const u32 row = at / columns, column = begin + at % columns;
       const Piece* from = part + row * part_width + column;
       const u64 place = u64(row) * stride + column;
 #pragma unroll 4
-      for (u32 rank = 0; rank < ranks; ++rank)
-        my_slot(context, slots, rank, slot)[place] = from[rank * share];
+      for (u32 rank = 0; rank < ranks; ++rank) {
+        const Piece* piece = from + rank * share;
+        store_piece(my_slot(context, slots, rank, slot) + place,
+                    whole_piece(load_piece(piece), piece, polls), payload);
+      }
     }
   }
 };

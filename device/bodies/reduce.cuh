@@ -32,11 +32,15 @@ struct reduce {
     for (u32 at = context.thread; at < rows * columns; at += context.team_threads) {
       const u32 row = at / columns, column = begin + at % columns;
       const u64 place = u64(row) * ranks * width + column;
-      const Piece sum =
-          slots_piece<8>(parts, row, column, residual == nullptr ? nullptr : residual + place);
+      Piece behind{};
+      if (residual != nullptr)
+        behind = whole_piece(load_piece(residual + place), residual + place, polls_input(task, 1));
+      const Piece sum = slots_piece<8>(parts, row, column, residual == nullptr ? nullptr : &behind,
+                                       polls_input(task, 0));
 #pragma unroll 4
       for (u32 rank = 0; rank < ranks; ++rank)
-        publish::my_slot(context, sums, rank, width)[u64(row) * sums_stride + column] = sum;
+        store_piece(publish::my_slot(context, sums, rank, width) + u64(row) * sums_stride + column,
+                    sum, arms_output(task, 2));
     }
   }
 };

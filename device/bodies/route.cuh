@@ -9,6 +9,7 @@
 // A row is one warp's work, and the rest counts bits: so the team's size changes nothing.
 // A logit that is no finite number, or a bias that is NaN, is a Fault, as on the host.
 #pragma once
+#include "../payload.cuh"
 #include "context.cuh"
 #include "routes.hpp"
 
@@ -97,6 +98,7 @@ struct route {
     const u32 lane = context.thread % 32;
     const bool is_sigmoid = task.param[kKind] == kSigmoid;
     const f32* logits = context.address<const f32>(task, 0) + u64(row) * experts;
+    const bool polls = polls_input(task, 0);
     const f32* bias = is_sigmoid ? arg<const f32>(task, 1) : nullptr;
     u64 mine = 0;  // the lane's best: key, then the lower expert
     u32 bad = kNone;
@@ -106,13 +108,14 @@ struct route {
 #pragma unroll
       for (u32 i = 0; i < kAtOnce; ++i) {
         const u32 e = min(base + 32 * i, experts - 1);
-        x[i] = logits[e];
+        x[i] = load_word(logits + e);
         shift[i] = bias != nullptr ? bias[e] : -0.0f;  // changes nothing, not even a zero's sign
       }
 #pragma unroll
       for (u32 i = 0; i < kAtOnce; ++i) {
         const u32 e = base + 32 * i;
         if (e >= experts) break;
+        x[i] = whole_word(x[i], logits + e, polls);
         const f32 score = (is_sigmoid ? sigmoid(x[i]) : x[i]) + shift[i];
         if ((x[i] - x[i] != 0.0f || score != score) && bad == kNone) bad = e;
         largest = fmaxf(largest, x[i]);
@@ -126,13 +129,14 @@ struct route {
                                          : forced(task, context, row, lane);
     f32 p = 0;
     if (is_sigmoid) {
-      if (lane < top_k && choice < experts) p = sigmoid(logits[choice]);
+      if (lane < top_k && choice < experts) p = sigmoid(load_word(logits + choice));
     } else {
       largest = over_warp(largest, [](f32 a, f32 b) { return fmaxf(a, b); });
       f32 total = 0;
-      for (u32 e = lane; e < experts; e += 32) total += expf(logits[e] - largest);
+      for (u32 e = lane; e < experts; e += 32) total += expf(load_word(logits + e) - largest);
       total = over_warp(total, [](f32 a, f32 b) { return a + b; });
-      if (lane < top_k && choice < experts) p = __fdiv_rn(expf(logits[choice] - largest), total);
+      if (lane < top_k && choice < experts)
+        p = __fdiv_rn(expf(load_word(logits + choice) - largest), total);
     }
     put(task, scratch, row, choice, p, lane);
   }

@@ -111,7 +111,7 @@ struct sample {
 #pragma unroll
         for (u32 k = 0; k < kLoads; ++k) {
           const u32 i = min(base + lane + k * context.team_threads, fours - 1);
-          x[k] = ld_relaxed_gpu_b128(reinterpret_cast<u64>(row.logits + 4 * i));
+          x[k] = ld_relaxed_b128(reinterpret_cast<u64>(row.logits + 4 * i));
           missing |= is_sentinel(x[k]);
         }
       } while (POLL && payload_missing(missing, polls));

@@ -1,5 +1,6 @@
 // Reads slots of a collective on the GPU, piece by piece.
 #pragma once
+#include "../payload.cuh"
 #include "context.cuh"
 #include "slots.hpp"
 
@@ -13,9 +14,10 @@ GPURT_FN void add_piece(float4& sum, const float4& value) {
 }
 
 // Piece `i` of a row of the sum, which begins with `*first`, if there is one. AT_ONCE: ranks whose
-// loads are under way at once.
+// loads are under way at once. payload: each is waited for.
 template <u32 AT_ONCE, class Piece>
-GPURT_FN Piece slots_piece(const SlotsOf<Piece>& slots, u32 index, u32 i, const Piece* first) {
+GPURT_FN Piece slots_piece(const SlotsOf<Piece>& slots, u32 index, u32 i, const Piece* first,
+                           bool payload) {
   const Piece* from = slots.row(0, index) + i;
   Piece total{};
   if (first != nullptr) total = *first;
@@ -24,11 +26,12 @@ GPURT_FN Piece slots_piece(const SlotsOf<Piece>& slots, u32 index, u32 i, const 
     Piece parts[AT_ONCE];
 #pragma unroll
     for (u32 j = 0; j < AT_ONCE; ++j) {
-      if (base + j < slots.ranks) parts[j] = from[(base + j) * slots.slot];
+      if (base + j < slots.ranks) parts[j] = load_piece(from + (base + j) * slots.slot);
     }
 #pragma unroll
     for (u32 j = 0; j < AT_ONCE; ++j) {
       if (base + j >= slots.ranks) break;
+      parts[j] = whole_piece(parts[j], from + (base + j) * slots.slot, payload);
       if (base + j == 0 && first == nullptr) {
         total = parts[0];  // 0 + x would lose the sign of a zero
       } else {

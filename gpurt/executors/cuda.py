@@ -33,7 +33,7 @@ from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, KernelCode, comp
 from gpurt.executors.cuda_driver import STAGING_BYTES, Device, Kernel
 from gpurt.executors.symmetric import Symmetric
 from gpurt.graph import Graph
-from gpurt.plan import MEMORIES, Plan, PlanBuffer, align_up
+from gpurt.plan import MEMORIES, PAYLOAD, Plan, PlanBuffer, align_up
 from gpurt.progress import Progress
 
 SENTINEL_BYTE = 0xFF
@@ -138,8 +138,9 @@ class CudaExecutor:
         memory, device = self._memory, self._device
         with device.current():
             device.fill(memory.reset_begin, 0, memory.reset_bytes, self._stream)
-            payload_bytes = self.plan.two_sets_bytes("payload")
-            device.fill(memory.arenas["payload"], SENTINEL_BYTE, payload_bytes, self._stream)
+            for kind in PAYLOAD:
+                size_bytes = self.plan.two_sets_bytes(kind)
+                device.fill(memory.arenas[kind], SENTINEL_BYTE, size_bytes, self._stream)
             ranks = program.symmetric_layout(self.plan, self._options)
             counters = memory.sections["symmetric"] + ranks.counters
             device.fill(counters, 0, ranks.buffers - ranks.counters, self._stream)
@@ -312,12 +313,13 @@ class CudaExecutor:
         device.fill(base, 0, size, self._copies)
         memory.sections.update({name: base + offset for name, offset in offsets.items()})
         for kind in MEMORIES:
-            if kind not in ("step", "symmetric", "none"):
+            if kind not in ("step", "symmetric", "symmetric_payload", "none"):
                 two_sets = kind == "payload"
                 arena = plan.two_sets_bytes(kind) if two_sets else plan.arena_bytes(kind)
                 memory.arenas[kind] = self._take(arena, f"{plan.name}: {kind} buffers")
         ranks = program.symmetric_layout(plan, self._options)
         memory.arenas["symmetric"] = memory.sections["symmetric"] + ranks.buffers
+        memory.arenas["symmetric_payload"] = memory.sections["symmetric"] + ranks.payload
         for kind in ("state", "activation"):
             device.fill(memory.arenas[kind], 0, plan.arena_bytes(kind), self._copies)
         step_state = memory.sections["step_state"]

@@ -90,6 +90,7 @@ class Symmetric:
 
     counters: int
     buffers: int
+    payload: int  # of those whose data is its own flag
     size_bytes: int
 
 
@@ -100,7 +101,8 @@ def symmetric_layout(plan: Plan, options: Options) -> Symmetric:
     counters = align_up(wire.RANK_CONTROL.itemsize + 2 * align_up(order, 64))
     words = len(rank_counters(plan)) * options.rank_count
     buffers = align_up(counters + words * wire.COUNTER_STRIDE)
-    return Symmetric(counters, buffers, buffers + plan.two_sets_bytes("symmetric"))
+    payload = buffers + plan.two_sets_bytes("symmetric")
+    return Symmetric(counters, buffers, payload, payload + plan.two_sets_bytes("symmetric_payload"))
 
 
 def buffer_addresses(plan: Plan, arenas: Mapping[str, int], step_state: int) -> list[int]:

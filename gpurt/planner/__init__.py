@@ -19,7 +19,7 @@ sums, do not depend on workers or policy.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from gpurt.body import Target
@@ -31,7 +31,7 @@ from gpurt.planner import dynamic, finish, forms, memory, payload, schedule, til
 from gpurt.planner import policy as policies
 from gpurt.planner.check import check_graph, check_plan
 from gpurt.planner.cost import task_ns
-from gpurt.planner.draft import Draft, DraftOp, DraftTask
+from gpurt.planner.draft import Draft, DraftOp, DraftTask, Group
 from gpurt.planner.hazards import Hazards
 from gpurt.planner.lower import lower
 from gpurt.planner.payload import Edges
@@ -111,14 +111,25 @@ def _planned(
     left_out = forms.left_out(graph)
     polled = payload.choose(graph, target, chosen, edges, left_out)
     buffers = memory.BufferMap(graph, target)
-    hazards = _lower(graph, target, chosen, polled, left_out, buffers, draft, progress)
     unused = forms.unused(graph, left_out)
+    last = policies.tail_policy(chosen[-1], bool(polled))
+    early = buffers.plan_buffers(polled, unused, {})  # weights have no place yet
+
+    def arm() -> Group | None:
+        number = draft.graph_op_count + draft.generated_count
+        rearm = payload.rearm(number, last, early, target, "symmetric_payload")
+        if rearm is None:
+            return None
+        draft.next_generated()
+        draft.append(*rearm)
+        return payload.armed(draft.next_generated(), rearm[0], draft)
+
+    hazards, armed = _lower(graph, target, chosen, polled, left_out, buffers, draft, progress, arm)
     placed = buffers.plan_buffers(polled, unused, finish.packed_bytes(buffers, graph))
     lists = schedule.Schedule(draft, target)
     for drafted in draft.ops:
         lists.place(drafted)
     lists.drop_waits()
-    last = policies.tail_policy(chosen[-1], bool(polled))
     rearm = payload.rearm(draft.graph_op_count + draft.generated_count, last, placed, target)
     if rearm is not None:
         draft.next_generated()
@@ -127,7 +138,7 @@ def _planned(
     advance = _advance(graph, draft, last)
     reads = tuple((b.index, b.whole.bounds) for b in _made(graph))
     task = DraftTask(advance, (0, 0, 0, 0), reads, cost_ns=task_ns(0, target))
-    schedule.add_advance(draft, lists, advance, task)
+    schedule.add_advance(draft, lists, advance, task, armed)
     dynamic.settle(draft)
     counters, tasks = finish.tasks(draft)
     segments = dynamic.finish(policies.segments(draft.ops), draft, tasks)
@@ -184,8 +195,12 @@ def _lower(
     buffers: memory.BufferMap,
     draft: Draft,
     progress: Progress,
-) -> Hazards:
-    """Tiles and waits of all operators of the graph, in program order."""
+    arm: Callable[[], Group | None],
+) -> tuple[Hazards, Group | None]:
+    """Tiles and waits of all operators of the graph, in program order. arm: adds the re-arm of
+    symmetric payload, behind the first that writes it. Returns also: what tells that all ranks did.
+    """
+    armed: Group | None = None
     hazards, waits = Hazards(graph, polled), Waits(draft)
     deciders = dynamic.Deciders(draft, hazards, waits)
     for done, (op, op_policy) in enumerate(zip(graph.operators, chosen, strict=True), 1):
@@ -204,5 +219,7 @@ def _lower(
         deciders.choose_experts(op, tiles, tasks)
         draft.append(drafted, tasks)
         deciders.wrote(op, drafted)
+        if armed is None and any(r.buffer.role == "symmetric" for r in op.writes):
+            armed = arm()
         progress("planning", done, len(graph.operators))
-    return hazards
+    return hazards, armed

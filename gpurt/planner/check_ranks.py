@@ -13,6 +13,14 @@ So no re-arm is needed, and none is allowed: one that no rank waits for could er
 next step. The same wait in every step bounds how far rank 0's orders (scheduler/ranks.hpp) run
 ahead.
 
+Symmetric payload is re-armed, as check_payload says, and three things are proved of it beside that:
+
+    armed   advance begins after all re-arms of ALL ranks: so the fill of round r is released to the
+            writers of round r+1, wherever they are
+    read    what ranks write of a region, tasks here read: a store that nobody saw could come after
+            the fill. One that was polled precedes it, since the reader precedes it through advance
+    write   nobody else writes the region in this step: as above
+
 Progress. Waits between ranks go to lower task indices like all others, and all ranks have the same
 tasks (check_group). Take the earliest step, and in it the lowest task, that has not ended on some
 rank: all it waits for, on any rank, has ended, so it runs, as argued in check.py.
@@ -25,12 +33,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from gpurt.errors import PlanError
-from gpurt.plan import Plan, PlanTask
-from gpurt.planner.boxes import overlap, text
-from gpurt.planner.check_layout import fail
+from gpurt.plan import Bounds, Plan, PlanTask, PlanVariant
+from gpurt.planner.boxes import first_uncovered, overlap, text
+from gpurt.planner.check_layout import fail, is_rearm
 from gpurt.planner.ended import NOTHING, Ended, happens_before
 
 _SHARED = ("target", "rows", "slots", "context", "vocab", "payload_set_bytes")
+
+_SYMMETRIC = ("symmetric", "symmetric_payload")
 
 
 def check_ranks(plan: Plan) -> None:
@@ -39,12 +49,13 @@ def check_ranks(plan: Plan) -> None:
     Needs a plan that passed check_order.
     """
     symmetric = {i for i, b in enumerate(plan.buffers) if b.memory == "symmetric"}
+    shared = any(b.memory == "symmetric_payload" for b in plan.buffers)
     waiters = [
         index
         for index, task in enumerate(plan.tasks)
         if any(plan.counters[counter].ranks for counter, _ in task.waits)
     ]
-    if plan.rank_count == 1 and not symmetric:
+    if plan.rank_count == 1 and not symmetric and not shared:
         return
     for variant in plan.step_variants():
         if not any(variant.begin <= waiter < variant.end for waiter in waiters):
@@ -52,7 +63,10 @@ def check_ranks(plan: Plan) -> None:
             remedy = "a step needs a collective, or ranks could be two steps apart"
             raise PlanError(f"{msg} - at plan {plan.name} - {remedy}")
     readers = {i for i, t in enumerate(plan.tasks) if any(n in symmetric for n, _ in t.reads)}
-    before = _Everywhere(plan, waiters, readers).before
+    ends = {variant.end - 1: variant for variant in plan.step_variants()}
+    before = _Everywhere(plan, waiters, readers | ends.keys()).before
+    for end, variant in ends.items():
+        _check_rearms(plan, variant, before[end])
     writers: list[tuple[int, int]] = []  # (task, buffer)
     for index, task in enumerate(plan.tasks):
         for number, bounds in task.reads:
@@ -65,6 +79,35 @@ def check_ranks(plan: Plan) -> None:
                     msg = f"reads {where} in no order with task {other} ({body}) of other ranks"
                     raise fail(plan, index, f"{msg}: a wait for all ranks is missing")
         writers += [(index, number) for number, _ in task.writes if number in symmetric]
+
+
+def _check_rearms(plan: Plan, variant: PlanVariant, before: Ended) -> None:
+    """before: what has ended on all ranks when the variant's advance begins."""
+    written: dict[int, list[tuple[int, Bounds]]] = {}
+    read: dict[int, list[Bounds]] = {}
+    for index in range(variant.begin, variant.end):
+        task = plan.tasks[index]
+        if is_rearm(task) and task.addr[0] is not None:
+            if _is_polled(plan, task.addr[0][0]) and not before.has(index):
+                what = "fills symmetric memory in no order with writers of the next step"
+                raise fail(plan, index, f"{what}: advance waits for no such signal of all ranks")
+            continue
+        for number, bounds in task.writes:
+            if _is_polled(plan, number):
+                written.setdefault(number, []).append((index, bounds))
+        for number, bounds in task.reads:
+            if _is_polled(plan, number):
+                read.setdefault(number, []).append(bounds)
+    for number, regions in written.items():
+        for index, bounds in regions:
+            unread = first_uncovered(bounds, list(dict.fromkeys(read.get(number, ()))))
+            if unread is not None:
+                where = text(plan.buffers[number].name, unread)
+                raise fail(plan, index, f"writes payload {where} on all ranks, which nobody reads")
+
+
+def _is_polled(plan: Plan, number: int) -> bool:
+    return plan.buffers[number].memory == "symmetric_payload"
 
 
 def check_group(plans: Sequence[Plan]) -> None:
@@ -153,7 +196,9 @@ def _touching(
 
 def _symmetric(plan: Plan) -> list[tuple[object, ...]]:
     return [
-        (b.name, b.shape, b.dtype, b.offset_bytes) for b in plan.buffers if b.memory == "symmetric"
+        (b.name, b.shape, b.dtype, b.memory, b.offset_bytes)
+        for b in plan.buffers
+        if b.memory in _SYMMETRIC
     ]
 
 
@@ -162,7 +207,7 @@ def _shape(plan: Plan, task: PlanTask) -> tuple[object, ...]:
     shared = [
         (plan.buffers[number].name, bounds)
         for number, bounds in (*task.reads, *task.writes)
-        if plan.buffers[number].memory == "symmetric"
+        if plan.buffers[number].memory in _SYMMETRIC
     ]
     return (task.op, task.body, task.flags, task.waits, task.signals, shared)
 

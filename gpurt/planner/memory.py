@@ -92,7 +92,9 @@ class BufferMap:
         buffer = self._graph.buffers[source]
         if buffer is self._graph.sampled:
             return "step"
-        return "payload" if source in payload else buffer.role
+        if source in payload:
+            return "symmetric_payload" if buffer.role == "symmetric" else "payload"
+        return buffer.role
 
 
 def payload_set_bytes(buffers: Sequence[PlanBuffer]) -> int:

@@ -136,10 +136,13 @@ class Schedule:
         return group.worker
 
 
-def add_advance(draft: Draft, schedule: Schedule, advance: DraftOp, task: DraftTask) -> None:
+def add_advance(
+    draft: Draft, schedule: Schedule, advance: DraftOp, task: DraftTask, armed: Group | None
+) -> None:
     """Append the step's last task. It waits for one group: all tasks that nothing else waits for
-    and that no list continues after.
+    and that no list continues after; and for what all ranks have `armed`.
     """
+    other_waits = () if armed is None else (armed,)
     followed = bytearray(len(draft.tasks))
     groups = {id(g.final()): g.final() for other in draft.tasks for g in other.waits}
     for group in groups.values():
@@ -148,8 +151,10 @@ def add_advance(draft: Draft, schedule: Schedule, advance: DraftOp, task: DraftT
     for tasks in schedule.lists:
         for index in tasks[:-1]:
             followed[index] = 1
+    for index in () if armed is None else armed.tasks:
+        followed[index] = 1
     sinks = [index for index, seen in enumerate(followed) if not seen]
-    task.waits = (Group(advance, tuple(sinks), 0),)
+    task.waits = (Group(advance, tuple(sinks), 0), *other_waits)
     draft.append(advance, [task])
     schedule.place(advance)
     if task.worker == NO_WORKER:
@@ -160,4 +165,4 @@ def add_advance(draft: Draft, schedule: Schedule, advance: DraftOp, task: DraftT
         if draft.tasks[index].worker == task.worker:
             key = (draft.tasks[index].op.index, advance.index)
             schedule.order_edges[key] = schedule.order_edges.get(key, 0) + 1
-    task.waits = (Group(advance, rest, 0),) if rest else ()
+    task.waits = ((Group(advance, rest, 0),) if rest else ()) + other_waits

@@ -98,7 +98,9 @@ def draft_op(
         tuple(op.params.values()),
         flags,
         mask,
-        ranks=any(r.buffer.role == "symmetric" for r in op.writes),
+        ranks=any(
+            r.buffer.role == "symmetric" and r.buffer.index not in payload for r in op.writes
+        ),
     )
 
 

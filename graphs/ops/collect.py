@@ -90,4 +90,5 @@ COLLECT = Body(
     tile=tile_collect,
     reference=collect_reference,
     ranks=True,
+    payload=True,
 )

@@ -129,11 +129,11 @@ def _check_cuda(op: Operator) -> None:
 COMBINE = Body(
     name="combine",
     args=(
-        Arg("d", "r"),
+        Arg("d", "r", payload=True),
         Arg("routes", "r"),
         Arg("gain", "r", optional=True),
         Arg("residual", "r", optional=True),
-        Arg("y", "w"),
+        Arg("y", "w", payload=True),
     ),
     params=("width", "top_k", "eps", "experts"),
     tile=tile_combine,

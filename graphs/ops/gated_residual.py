@@ -165,7 +165,7 @@ def _rms_normed(x: NDArray[np.float32], eps: float) -> NDArray[np.float32]:
 GATED_RESIDUAL = Body(
     name="gated_residual",
     args=(
-        Arg("branch", "r"),
+        Arg("branch", "r", payload=True),
         Arg("gain", "r", optional=True),
         Arg("stream", "r"),
         Arg("alpha", "r"),

@@ -181,6 +181,7 @@ MATVEC_INPUT = Body(
     tile=tile_input,
     reference=input_reference,
     payload=True,
+    ranks=True,
 )
 
 # `norm` is a factor for each row, by which its sums are multiplied.

@@ -139,5 +139,6 @@ PUBLISH = Body(
     tile=tile_publish,
     reference=publish_reference,
     ranks=True,
+    payload=True,
     publishes=True,
 )

@@ -89,5 +89,6 @@ REDUCE = Body(
     tile=tile_reduce,
     reference=reduce_reference,
     ranks=True,
+    payload=True,
     publishes=True,
 )

@@ -211,7 +211,7 @@ def _check_cuda(op: Operator) -> None:
 ROUTE = Body(
     name="route",
     args=(
-        Arg("logits", "r"),
+        Arg("logits", "r", payload=True),
         Arg("bias", "r", optional=True),
         Arg("routes", "w"),
         Arg("forced", "r", optional=True),

@@ -5,6 +5,10 @@
 #include "cuda.hpp"
 #include "types.hpp"
 
+#ifndef GPURT_RANKS
+#define GPURT_RANKS 0
+#endif
+
 namespace gpurt {
 
 inline u32 shared_address(const void* p) {
@@ -62,13 +66,13 @@ T* aligned(u64 address) {
 inline u64 in_shared(u32 address) {
   return reinterpret_cast<u64>(emu::shared) + address;
 }
-inline uint4 ld_relaxed_gpu_b128(u64 from) {
+inline uint4 ld_relaxed_b128(u64 from) {
   return *aligned<const uint4>(from);
 }
-inline void st_relaxed_gpu_b128(u64 to, uint4 value) {
+inline void st_relaxed_b128(u64 to, uint4 value) {
   *aligned<uint4>(to) = value;
 }
-inline u32 ld_relaxed_gpu_u32(u64 from) {
+inline u32 ld_relaxed_u32(u64 from) {
   return *aligned<const u32>(from);
 }
 inline uint4 ld_weight_b128(u64 from) {

@@ -38,16 +38,19 @@ def weights(config):
     }
 
 
-def tokens(devices, graph):
-    with Runtime(devices, workers=1, wait_timeout_ms=60000) as runtime:
+def tokens(devices, graph, edges="auto"):
+    with Runtime(devices, workers=1, wait_timeout_ms=60000, edges=edges) as runtime:
         seen = list(runtime.submit(graph, PROMPT, max_tokens=COUNT, ignore_eos=True))
         runtime.park()  # rank 0's tokens may come before another has ended the step
         ranks = runtime._find(graph).executor.ranks
+        polled = any(b.memory == "symmetric_payload" for b in ranks[0].plan.buffers)
+        assert polled == (len(ranks) > 1 and edges != "counter")
         name = "logits" if len(ranks) == 1 else "logits.all"
         return seen, [one.read(name)[0] for one in ranks]
 
 
-def test_three_ranks_in_two_shots_make_the_bits_of_one_shot(monkeypatch):
+@pytest.mark.parametrize("edges", ["counter", "auto"])
+def test_three_ranks_in_two_shots_make_the_bits_of_one_shot(edges, monkeypatch):
     config = replace(CONFIG, hidden=96, heads=3, kv_heads=3, intermediate=96, vocab=288)
     given = weights(config)
     options = {"rows": 16, "context": 64, "kv_dtype": "bf16", "weight_dtype": "bf16"}
@@ -55,7 +58,7 @@ def test_three_ranks_in_two_shots_make_the_bits_of_one_shot(monkeypatch):
     seen = []
     for most in (1 << 20, -1):
         monkeypatch.setattr(forms, "FIRST_FORM_BYTES", most)
-        seen.append(tokens([f"cuda:{rank}" for rank in range(3)], group(graphs)))
+        seen.append(tokens([f"cuda:{rank}" for rank in range(3)], group(graphs), edges))
     left_out = {graphs[0].operators[i].body.name for i in forms.left_out(graphs[0])}
     assert "reduce" not in left_out  # the second run had two shots
     assert seen[0][0] == seen[1][0]

@@ -303,3 +303,10 @@ def test_bar_is_shown_for_long_work_only_and_taken_away(capsys, monkeypatch):
     with ProgressBars(enabled=False) as bars:
         bars("packing", 1, 4)
     assert capsys.readouterr().err == ""
+
+
+def test_a_chat_of_several_processes_is_refused(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["chat"]) == 2
+    assert capsys.readouterr().err.startswith("gpurt: several processes cannot share a terminal - ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -73,6 +74,35 @@ def test_memory_that_does_not_fit_is_refused_with_both_numbers(
     gpu = device(monkeypatch, cuMemAlloc=lambda _: (2, 0), cuMemGetInfo=lambda: (0, 1000, 2000))
     with pytest.raises(DeviceError, match=r"^weights needs 5,000 bytes, 1,000 of 2,000 are free"):
         gpu.allocate(5000, "weights")
+
+
+def test_an_exported_handle_comes_back_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With cuda-python's own struct, which has no fields to look into."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    wanted = bytes(range(64))
+
+    def export(pointer: int) -> tuple[int, Any]:
+        handle = driver.CUipcMemHandle()
+        ctypes.memmove(handle.getPtr(), wanted, 64)
+        return (0 if pointer == 4096 else 1), handle
+
+    def open_handle(handle: Any, flags: int) -> tuple[int, int]:
+        assert flags == 1  # the driver enables peer access itself
+        return (0, 8192) if ctypes.string_at(handle.getPtr(), 64) == wanted else (1, 0)
+
+    gpu = device(
+        monkeypatch,
+        cuIpcGetMemHandle=export,
+        cuIpcOpenMemHandle=open_handle,
+        CU_IPC_HANDLE_SIZE=driver.CU_IPC_HANDLE_SIZE,
+        CUipcMemHandle=driver.CUipcMemHandle,
+        CUipcMem_flags=driver.CUipcMem_flags,
+    )
+    ticket = gpu.export(4096)
+    assert ticket == wanted
+    assert gpu.map_exported(ticket) == 8192
+    with pytest.raises(DeviceError, match=r"^cuIpcOpenMemHandle failed: CUDA_ERROR_X"):
+        gpu.map_exported(b"x" * 64)
 
 
 @pytest.mark.parametrize(

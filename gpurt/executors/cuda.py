@@ -31,7 +31,7 @@ from gpurt.executors.base import Executor, HostView, Options, RawTrace, whole_sp
 from gpurt.executors.contents import contents_of
 from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, KernelCode, compile_kernel
 from gpurt.executors.cuda_driver import STAGING_BYTES, Device, Kernel
-from gpurt.executors.symmetric import Symmetric
+from gpurt.executors.symmetric import SymmetricMap
 from gpurt.graph import Graph
 from gpurt.plan import MEMORIES, PAYLOAD, Plan, PlanBuffer, align_up
 from gpurt.progress import Progress
@@ -60,7 +60,7 @@ def load(
     options: Options,
     progress: Progress | None = None,
     device_index: int = 0,
-    shared: Symmetric | None = None,
+    shared: SymmetricMap | None = None,
 ) -> CudaExecutor:
     """Compile, allocate and upload a plan; nothing is launched yet.
 
@@ -83,7 +83,7 @@ class CudaExecutor:
         options: Options,
         device: Device,
         progress: Progress,
-        shared: Symmetric | None,
+        shared: SymmetricMap | None,
     ) -> None:
         """Use `load`."""
         self.plan, self.launches, self._shared = plan, 0, shared

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gpurt import _native
 from gpurt.executors import host, program
 from gpurt.executors.base import Executor, Options, RawTrace
-from gpurt.executors.symmetric import GpuMemory, Symmetric, free_all, map_gpus
+from gpurt.executors.symmetric import GpuMemory, SymmetricMap, free_all, map_gpus
 from gpurt.graph import Graph
 from gpurt.plan import Plan
 from gpurt.planner.check_ranks import check_group
@@ -44,14 +44,14 @@ def load(
     rows = list(zip(plans, graphs, ranks, strict=True))
     if plans[0].target.kind == "host":
         arrays = [host.map_zeroed(size) for _ in plans]
-        shared = Symmetric(tuple(int(array.ctypes.data) for array in arrays), arrays)
+        shared = SymmetricMap(tuple(int(array.ctypes.data) for array in arrays), arrays)
         parking = _native.Parking()
         return Group([host.load(*row, progress, parking, shared) for row in rows])
     from gpurt.executors import cuda
 
     indices = [int(name.removeprefix("cuda:")) for name in devices]
     memories = map_gpus(indices, size, plans[0].name)
-    shared = Symmetric(tuple(memory.address for memory in memories), memories)
+    shared = SymmetricMap(tuple(memory.address for memory in memories), memories)
     loaded: list[Executor] = []
     try:
         for row, index in zip(rows, indices, strict=True):

@@ -25,7 +25,7 @@ from gpurt.errors import ClosedError, ConfigError, DeviceError, PlanError
 from gpurt.executors import program
 from gpurt.executors.base import Executor, HostView, Options, RawTrace, whole_spans
 from gpurt.executors.contents import contents_of
-from gpurt.executors.symmetric import Symmetric
+from gpurt.executors.symmetric import SymmetricMap
 from gpurt.graph import Graph
 from gpurt.plan import Plan, PlanBuffer, PlanRegion, rank_counters
 from gpurt.progress import Progress
@@ -45,7 +45,7 @@ def load(
     options: Options,
     progress: Progress | None = None,
     parking: _native.Parking | None = None,
-    shared: Symmetric | None = None,
+    shared: SymmetricMap | None = None,
 ) -> HostExecutor:
     """Allocate, fill weights and state, and make the workers' program. Starts nothing.
 
@@ -72,7 +72,7 @@ def load(
     }
     if shared is None:
         own = map_zeroed(layout.size_bytes)
-        shared = Symmetric((_address(own),) * options.rank_count, own)
+        shared = SymmetricMap((_address(own),) * options.rank_count, own)
     sections["symmetric"] = shared.view(options.rank, layout.size_bytes)
     sections["peers"][:] = shared.addresses
     symmetric = sections["symmetric"][layout.buffers :]
@@ -113,7 +113,7 @@ class HostExecutor:
         callbacks: list[Callable[[], object] | None],
         bodies: list[str | None],
         parking: _native.Parking,
-        shared: Symmetric,
+        shared: SymmetricMap,
     ) -> None:
         """Made by `load`."""
         self.plan, self.options, self.launches = plan, options, 0

@@ -27,7 +27,7 @@ from gpurt.errors import DeviceError, FaultError, GraphError, PlanError, RankErr
 from gpurt.executors import host, program
 from gpurt.executors.base import Executor, Options, RawTrace, Record
 from gpurt.executors.shared import Pages, ProcessMemory, Stage, Word
-from gpurt.executors.symmetric import Symmetric
+from gpurt.executors.symmetric import SymmetricMap
 from gpurt.faults import describe_faults
 from gpurt.graph import Graph
 from gpurt.plan import Plan
@@ -69,13 +69,13 @@ def load(
     if plan.target.kind == "host":
         addresses = tuple(int(array.ctypes.data) for array in pages.symmetric)
         parking = _native.Parking(hears_all=group.rank == 0)
-        own = host.load(plan, graph, options, progress, parking, Symmetric(addresses, pages))
+        own = host.load(plan, graph, options, progress, parking, SymmetricMap(addresses, pages))
     else:
         from gpurt.executors import cuda
 
         index = int(device.removeprefix("cuda:"))
         memory = ProcessMemory(group, index, pages, size)
-        shared = Symmetric(memory.addresses, memory)
+        shared = SymmetricMap(memory.addresses, memory)
         own = cuda.load(plan, graph, options, progress, index, shared)
     group.exchange("load", None)
     return ProcessRank(own, options, group, pages, memory)

@@ -28,7 +28,7 @@ log = logging.getLogger("gpurt")
 
 
 @dataclass(frozen=True)
-class Symmetric:
+class SymmetricMap:
     """The memory of all ranks as one of them sees it. addresses: where each rank's begins, by rank.
     keep: what the memory lives in; it ends with the last holder.
     """

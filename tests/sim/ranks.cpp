@@ -2,7 +2,9 @@
 //
 // Every rank's collectives are drawn alike: tiles that publish a word to all ranks, and tiles that
 // read all ranks' words; or, in two shots, tiles that scatter a word to each rank, tiles that read
-// the own ones and publish a word of the second shot, and tiles that read these. Checked: each word
+// the own ones and publish a word of the second shot, and tiles that read these. What they exchange
+// is data behind a rank counter, or payload: readers poll it, a task of each rank re-arms the next
+// round's set, and advance waits until all ranks' have. Checked: each word
 // is of this round, no store overtakes a read, all ranks see the same rows, every request ends with
 // its tokens, whoever aborts takes all along. Ranks are launched at random moments. `--plant NAME`
 // puts one bug in, which must then be found.
@@ -16,6 +18,8 @@
 
 #include "launch.hpp"
 #include "machine.hpp"
+#include "payload.hpp"
+#include "rank_tasks.hpp"
 #include "words.hpp"
 #include "worker.hpp"
 
@@ -25,22 +29,7 @@ namespace {
 constexpr u32 kVocab = 97;
 constexpr u64 kArenaBytes = u64{2} << 20;
 constexpr u32 kLaunches = 3;
-
-enum class Kind : u32 { kPublish, kReduce, kCollect, kRearm, kSample, kAdvance };
-
-struct Task {
-  Kind kind;
-  u32 collective;
-  u32 tile;
-};
-
-// What all ranks have in common.
-struct Shape {
-  u32 ranks, workers, collectives, tiles;
-  bool claims;
-  bool two_shots;  // all collectives: scatter in publish's place, then reduce
-  std::vector<Task> tasks;
-};
+constexpr u32 kData = 0x7FFFFFFF;  // bits that data may have: never the sentinel
 
 class World;
 
@@ -128,6 +117,8 @@ class World {
     shape_.tiles = random_.between(1, 2);
     shape_.claims = random_.chance(50);
     shape_.two_shots = random_.chance(50);
+    shape_.payload = plants("unordered_armed") || plants("weak_armed");
+    if (*planted_ == 0) shape_.payload = random_.chance(50);
     if (plants("one_set")) shape_.two_shots = false;  // two shots would need no more
     if (plants("own_rank_alone") || plants("rearm_of_shares") || plants("rearm_of_sums"))
       shape_.two_shots = true;
@@ -146,12 +137,17 @@ class World {
     }
   }
 
-  // Counter c is of the collects of collective c, then one of sample and re-arm; the last one is
-  // for a planted bug. Rank counter 2 c is of its publishes, the next one of its reduces.
+  // Counter c is of the collects of collective c, then one of what advance waits for; the last one
+  // is for a planted bug. Rank counter 2 c is of publishes, the next one of reduces; the last one
+  // of re-arms of payload.
   u32 last_counter() const { return shape_.collectives; }
-  u32 rank_counters() const { return 2 * shape_.collectives; }
+  u32 armed() const { return kRankCounter | (2 * shape_.collectives); }
+  // Whom nobody else waits for where data tells by itself.
+  u32 senders() const { return shape_.collectives * shape_.tiles * (shape_.two_shots ? 2 : 1); }
+  u32 rank_counters() const { return 2 * shape_.collectives + 1; }
   bool rearms() const {
-    return plants("unordered_rearm") || plants("rearm_of_shares") || plants("rearm_of_sums");
+    return shape_.payload || plants("unordered_rearm") || plants("rearm_of_shares") ||
+           plants("rearm_of_sums");
   }
 
   void fill_record(TaskRecord& record, u32 index) const {
@@ -164,26 +160,28 @@ class World {
     const u32 c = task.collective;
     if (task.kind == Kind::kPublish) {
       if (c > 0) wait(c - 1, shape_.tiles);
-      signal(kRankCounter | 2 * c);
+      signal(shape_.payload ? last_counter() : kRankCounter | 2 * c);
       if (plants("own_rank_alone")) signal(last_counter() + 1);
     } else if (task.kind == Kind::kReduce) {
       if (plants("own_rank_alone")) {
         wait(last_counter() + 1, shape_.tiles * shape_.collectives);
-      } else {
+      } else if (!shape_.payload) {
         wait(kRankCounter | 2 * c, shape_.tiles);
       }
-      signal(kRankCounter | (2 * c + 1));
+      signal(shape_.payload ? last_counter() : kRankCounter | (2 * c + 1));
     } else if (task.kind == Kind::kCollect) {
-      wait(kRankCounter | (2 * c + (shape_.two_shots ? 1 : 0)), shape_.tiles);
+      if (!shape_.payload) wait(kRankCounter | (2 * c + (shape_.two_shots ? 1 : 0)), shape_.tiles);
       signal(c);
     } else if (task.kind == Kind::kSample) {
       wait(last_counter() - 1, shape_.tiles);
       signal(last_counter());
     } else if (task.kind == Kind::kRearm) {
       signal(last_counter());
+      if (shape_.payload) signal(armed());
     } else {
       record.flags = kTaskAdvance;
-      wait(last_counter(), rearms() ? 2 : 1);
+      wait(last_counter(), 1 + (rearms() ? 1 : 0) + (shape_.payload ? senders() : 0));
+      if (shape_.payload && !plants("unordered_armed")) wait(armed(), 1);
     }
   }
 
@@ -230,7 +228,7 @@ class World {
     p->output_tokens = place<u32>("output_tokens", p->queue_capacity * p->context_capacity);
     p->rank_counters = sizeof(RankControl) + 2 * order_bytes(*p);
     data_begin_ = p->rank_counters + u64{rank_counters()} * shape_.ranks * kCounterStride;
-    p->symmetric = place<u8>("symmetric", data_begin_ + 2 * set_words() * sizeof(u64));
+    p->symmetric = place<u8>("symmetric", data_begin_ + 4 * set_words() * sizeof(u64));
     return p;
   }
 
@@ -260,7 +258,7 @@ class World {
         machine_->memory().plant(
             {begin, static_cast<const u8*>(begin) + bytes, Broken::How::kRelaxed});
       };
-      if (plants("weak_counters"))
+      if (plants("weak_counters") || plants("weak_armed"))
         relax(at<u8>(p->symmetric + p->rank_counters), data_begin_ - p->rank_counters);
       if (plants("weak_in")) relax(control->in, sizeof(control->in));
       if (plants("weak_order")) relax(control + 1, 2 * order_bytes(*p));
@@ -286,18 +284,31 @@ class World {
   }
   u32 target_of(u32 rank) const { return shape_.two_shots ? rank : 0; }
 
+  // Payload lies behind the data: the same word, half as long.
+  u32* payload_at(u32 rank, const Task& task, u32 source, u64 round, u32 shot) const {
+    return reinterpret_cast<u32*>(word_at(rank, task, source, round, shot) + 2 * set_words());
+  }
+
+  void store(u32 to, const Task& task, u32 source, u64 round, u32 shot, u32 target) {
+    const u64 value = value_of(task, source, round, shot, target);
+    if (shape_.payload) {
+      payload_store(payload_at(to, task, source, round, shot), static_cast<u32>(value) & kData);
+    } else {
+      data_store(word_at(to, task, source, round, shot), value);
+    }
+  }
+
   void publish(u32 rank, const Task& task, u64 round) {
     if (plants("skipped_round") && rank == 1 && round == 2) return;
     for (u32 peer = 0; peer < shape_.ranks; ++peer)
-      data_store(word_at(peer, task, rank, round), value_of(task, rank, round, 0, target_of(peer)));
+      store(peer, task, rank, round, 0, target_of(peer));
   }
 
   // Its own share of all ranks, then a word to all.
   void reduce(u32 rank, const Task& task, u64 round) {
     for (u32 source = 0; source < shape_.ranks; ++source)
       check_word(rank, task, source, round, 0, target_of(rank));
-    for (u32 peer = 0; peer < shape_.ranks; ++peer)
-      data_store(word_at(peer, task, rank, round, 1), value_of(task, rank, round, 1, 0));
+    for (u32 peer = 0; peer < shape_.ranks; ++peer) store(peer, task, rank, round, 1, 0);
   }
 
   void collect(u32 rank, const Task& task, u64 round) {
@@ -309,18 +320,42 @@ class World {
   }
 
   void check_word(u32 rank, const Task& from, u32 source, u64 round, u32 shot, u32 target) {
-    if (data_load(word_at(rank, from, source, round, shot)) !=
-        value_of(from, source, round, shot, target))
+    const u64 value = value_of(from, source, round, shot, target);
+    bool is_right = true;
+    if (shape_.payload) {
+      const u32 seen = poll(*programs_[rank], payload_at(rank, from, source, round, shot));
+      is_right = seen == kPayloadSentinel || seen == (static_cast<u32>(value) & kData);
+    } else {
+      is_right = data_load(word_at(rank, from, source, round, shot)) == value;
+    }
+    if (!is_right)
       machine_->fail("rank " + std::to_string(rank) + " read stale data of rank " +
                      std::to_string(source));
   }
 
-  // As a sentinel's fill would be: of the set that the next round writes.
+  // Until the word is data, or the sentinel if the launch was given up.
+  static u32 poll(const Program& p, const u32* word) {
+    for (;;) {
+      const u32 seen = load_relaxed_system(word);
+      if (seen != kPayloadSentinel) return seen;
+      controller_mirror(p);
+      if (load_relaxed(&device_control(p)->abort) != 0) return seen;
+      pause();
+    }
+  }
+
+  // Of the set that the next round writes; planted, also of data that is no payload.
   void rearm(u32 rank, u64 round) {
+    if (shape_.payload) return arm(rank, round + 1);
     const u64 begin = plants("rearm_of_sums") ? shot_words() : 0;
     const u64 end = plants("rearm_of_shares") ? shot_words() : set_words();
     for (u64 i = begin; i < end; ++i)
       data_store(word_at(rank, {Kind::kPublish, 0, 0}, 0, round + 1) + i, 0);
+  }
+
+  void arm(u32 rank, u64 round) {
+    u32* first = payload_at(rank, {Kind::kPublish, 0, 0}, 0, round, 0);
+    for (u64 i = 0; i < set_words(); ++i) payload_rearm(first + 2 * i, kPayloadSentinel);
   }
 
   // All ranks see the rows that the first one saw.
@@ -365,6 +400,7 @@ class World {
       for (u32 nap = random_.below(60); nap > 0; --nap) pause();
       host_control(*programs_[rank])->launch = static_cast<u32>(launch_);
       reset_for_launch(*programs_[rank]);
+      if (shape_.payload) arm(rank, 0), arm(rank, 1);
       store_release(&launches_[rank].started, launch_);
     }
   }

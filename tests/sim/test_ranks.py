@@ -12,6 +12,8 @@ PLANTED = {
     "unordered_rearm": (60, r"overtakes|stale data"),  # a fill meets the next round's data
     "rearm_of_shares": (60, r"overtakes|stale data"),  # the same, of two shots' first
     "own_rank_alone": (60, r"stale data|races with|overtakes"),  # a reduce that asks its own rank
+    "unordered_armed": (20, r"overtakes an earlier store"),  # advance does not wait for it
+    "weak_armed": (20, r"overtakes an earlier store"),  # it does, but no acquire
     "skipped_round": (20, r"stale data of rank 1"),
     "weak_counters": (20, r"stale data|overtakes"),
     "weak_in": (60, r"races with"),  # signals before a late rank's reset

@@ -1,7 +1,8 @@
 """Process group: processes as the ranks of one model, on one machine.
 
-    with Runtime(group=process_group.from_environment()) as runtime:
-        graph = build(config, weights, tp_size=group.size, tp_rank=group.rank)
+    group = from_environment()                    # None unless several processes were started
+    graph = build(config, weights, tp_size=group.size, tp_rank=group.rank)
+    with Runtime(group=group) as runtime:
         runtime.prepare(graph)                    # every rank, in the same order
         if group.rank: runtime.follow()           # until rank 0 closes its Runtime
         else: print(list(runtime.submit(graph, prompt)))

@@ -10,6 +10,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,12 +43,18 @@ def model(tmp_path):
     return tiny_folder(tmp_path / "model", **SIZES)
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left():
-    """Of shared memory, whatever a test does to its processes."""
-    before = set(os.listdir("/dev/shm"))
-    yield
-    assert set(os.listdir("/dev/shm")) <= before
+def nothing_is_named(processes):
+    """What they share has no name, so nothing can be left of it, however they end."""
+    for process in processes:
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        assert maps.count("/memfd:gpurt") >= len(processes)
+        assert "/dev/shm" not in maps
+
+
+def is_open(process, path):
+    with suppress(FileNotFoundError):  # a file that was closed while we looked
+        return any(f.readlink() == path for f in Path(f"/proc/{process.pid}/fd").iterdir())
+    return False
 
 
 def threads(model, count):
@@ -98,6 +107,8 @@ def test_a_rank_that_starts_late_is_waited_for_however_long(tmp_path):
 def test_a_rank_that_is_killed_ends_all_with_a_report_each(scenario, dead, tmp_path):
     with start(scenario, 3, tmp_path) as ranks:
         wait_for(tmp_path / "reached")
+        if scenario == "held":
+            nothing_is_named(ranks.processes)
         ranks.processes[dead].kill()
         if dead != 2:  # who holds a body must come to its end
             ranks.processes[dead].wait()
@@ -154,6 +165,34 @@ def test_rank_0_answers_and_all_exit_alike(model, tmp_path):
     for rank, (code, _, report) in enumerate(ends):
         assert code == 2
         assert report.startswith(f"gpurt: rank {rank}: 2 processes, but --tp is 1 - at WORLD_SIZE")
+
+
+@pytest.mark.parametrize("other", ["lives", "is killed"])
+def test_a_rank_that_torchrun_ends_says_why(other, model, tmp_path):
+    """SIGTERM, while a model is read: its config is a pipe that says nothing."""
+    pipe = model / "config.json"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    held = os.open(pipe, os.O_RDWR)
+    with Started(["gpurt", *command(model, "--tp", "2")], 2, tmp_path / "meeting") as ranks:
+        for process in ranks.processes:
+            while not is_open(process, pipe):
+                time.sleep(0.005)
+        if other == "is killed":
+            ranks.processes[1].kill()
+            ranks.processes[1].wait()
+        for process in ranks.processes:
+            process.terminate()
+        ends = ranks.ends()
+    os.close(held)
+    if other == "lives":
+        told = "told to end (SIGTERM) - at rank"
+        assert [code for code, *_ in ends] == [2, 2]
+        assert ends[1][2].startswith(f"gpurt: rank 1: {told} 1")
+    else:
+        told = "the process of rank 1"
+        assert ends[0][0] == 2
+    assert ends[0][2].startswith(f"gpurt: rank 0: {told} ")
 
 
 @pytest.mark.reference

@@ -145,18 +145,7 @@ __device__ __noinline__ void run_cold(u32 turn) {
     // A step that failed is never harvested: its tokens are not what the model said.
     if (threadIdx.x == 0 && !is_leaving()) advance(program, slot.record);
   } else {
-    const BodyContext context{&program,
-                              task_step(program, slot.record),
-                              task_rows(program, slot.record),
-                              task_sample_rows(program, slot.record),
-                              step_sampled(program),
-                              at<const SlotState>(program.slots),
-                              shared().scratch,
-                              blockIdx.x,
-                              threadIdx.x,
-                              slot.step,
-                              slot.round};
-    Bodies::run_cold(slot.record, context);
+    Bodies::run_cold(slot.record, context_of(slot, shared().scratch));
   }
   team_sync();
   trace_end(turn);

@@ -21,27 +21,33 @@
 //   - A chunk of positions is read once for all columns of a tile.
 #pragma once
 #include "attention_fold.cuh"
-#include "attention_mma.cuh"
+#include "attention_mma_tiles.cuh"
 #include "attention_output.cuh"
 #include "attention_span.hpp"
 
 namespace gpurt {
 
-template <bool IS_MMA, u32 D, u32 CACHE, bool WINDOWED>
+template <bool IS_MMA, u32 D, u32 CACHE, bool WINDOWED, u32 TILES>
 struct AttentionFolder {
   using Type = AttentionFold<D, CACHE, WINDOWED>;
 };
 template <u32 D, u32 CACHE, bool WINDOWED>
-struct AttentionFolder<true, D, CACHE, WINDOWED> {
+struct AttentionFolder<true, D, CACHE, WINDOWED, 1> {
   using Type = AttentionMma<D, CACHE, WINDOWED>;
 };
+template <u32 D, u32 CACHE, bool WINDOWED>
+struct AttentionFolder<true, D, CACHE, WINDOWED, 2> {
+  using Type = AttentionMmaTiles<D, CACHE, WINDOWED, 2>;
+};
 
-// CACHE is a DTypeCode. SPLIT: a task has some of the positions (attention_split.cuh).
-template <u32 D, u32 GROUP, u32 CACHE, bool EXTRAS = false, bool SPLIT = false>
+// CACHE is a DTypeCode. SPLIT: a task has some of the positions (attention_split.cuh). TILES: of 4
+// columns that a chunk of positions is read for; more than one has the weight ring as its scratch
+// (attention_rows.cuh).
+template <u32 D, u32 GROUP, u32 CACHE, bool EXTRAS = false, bool SPLIT = false, u32 TILES = 1>
 struct attention_of {
   static_assert(D == 64 || D == 128, "head dimensions that fill lanes of 8");
   static constexpr bool kIsMma = CACHE == kBf16 || CACHE == kE4m3;
-  using Fold = typename AttentionFolder<kIsMma, D, CACHE, EXTRAS>::Type;
+  using Fold = typename AttentionFolder<kIsMma, D, CACHE, EXTRAS, TILES>::Type;
   using Cache = typename Fold::Cache;
   using Query = typename Fold::Query;
   using Place = PlaceOf<EXTRAS>;
@@ -51,22 +57,27 @@ struct attention_of {
   static constexpr u32 kRowsMax = 16;
   // Of a tile: columns, as many as their partials have room; heads, rows. Sums that stayed in
   // registers while some columns are merged would take them from every other body.
-  static constexpr u32 kColumns = 20480 / (kVirtualWarps * kPartialFloats<D> * 4);
-  static_assert(kColumns <= kAttentionColumns);
+  static constexpr u32 kColumns =
+      TILES == 1 ? 20480 / (kVirtualWarps * kPartialFloats<D> * 4) : TILES * kAttentionColumns;
+  static_assert(kColumns <= TILES * kAttentionColumns);
   static constexpr u32 kHeads = GROUP < kColumns ? GROUP : kColumns;
   static constexpr u32 kRows = kColumns / kHeads;
-  static constexpr u32 kQueriesRoom = 8192 / (GROUP * D * sizeof(Query));
+  static constexpr u32 kQueriesRoom =
+      (TILES == 1 || kTeamWarps == 1 ? 8192 : 32768) / (GROUP * D * sizeof(Query));
   static constexpr u32 kQueryRows = kQueriesRoom == 0         ? 1
                                     : kQueriesRoom < kRowsMax ? kQueriesRoom
                                                               : kRowsMax;
+
+  static constexpr u32 kPartials = kColumns * kPartialFloats<D>;
+  static constexpr u32 kWarpFloats = TILES == 1 || !kIsMma ? kPartials : TILES * kSumsFloats<D>;
 
   struct Scratch {
     Place place[kRowsMax];
     u32 first_page[kVirtualWarps];      // of each virtual warp's first chunk of the first tile
     Query query[kQueryRows][GROUP][D];  // rotated and scaled, of the rows at hand
-    f32 partial[kVirtualWarps][kColumns][kPartialFloats<D>];
+    f32 partial[kVirtualWarps][kWarpFloats];  // of each column; more tiles keep their sums there
   };
-  static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
+  static_assert(TILES != 1 || sizeof(Scratch) <= BodyContext::scratch_bytes);
 
   struct Shape {
     u32 heads, kv_heads, kv_head, page_log2, pages_per_slot;
@@ -352,13 +363,20 @@ struct attention_of {
 #pragma unroll 1
     for (u32 warp = context.thread / 32; warp < kVirtualWarps; warp += kTeamWarps) {
       const u32 start = tile.template start<kChunk>(warp, from);
-      f32* to = scratch.partial[warp][0];
+      f32* to = scratch.partial[warp];
       if constexpr (kIsMma) {
         u32 page = scratch.first_page[warp];
         if (!is_first && start < tile.end) page = cache.page(start);
         const Query* query = scratch.query[tile.row - first][tile.head];
-        Fold::fold(cache, tile, bounds_of(task, scratch, tile, lane), query, GROUP, start, page,
-                   lane, to);
+        if constexpr (TILES == 1) {
+          Fold::fold(cache, tile, bounds_of(task, scratch, tile, 0, lane), query, GROUP, start,
+                     page, lane, to);
+        } else {
+          AttentionBounds bounds[TILES];
+#pragma unroll
+          for (u32 t = 0; t < TILES; ++t) bounds[t] = bounds_of(task, scratch, tile, t, lane);
+          Fold::fold(cache, tile, bounds, query, GROUP, start, page, lane, to);
+        }
       } else {
 #pragma unroll 1
         for (u32 i = 0; i < tile.columns(); ++i, to += kPartialFloats<D>) {
@@ -371,13 +389,13 @@ struct attention_of {
     }
   }
 
-  // What this lane's two columns see.
+  // What this lane's two columns see, of the tile's `number`-th four.
   GPURT_FN static AttentionBounds bounds_of(const TaskRecord& task, const Scratch& scratch,
-                                            const AttentionTile& tile, u32 lane) {
+                                            const AttentionTile& tile, u32 number, u32 lane) {
     AttentionBounds bounds;
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
-      const u32 column = lane % 2 * 2 + i;
+      const u32 column = number * kAttentionColumns + lane % 2 * 2 + i;
       const bool is_one = column < tile.columns();
       const Place& place = scratch.place[is_one ? tile.row_of(column) : tile.row];
       bounds.seen[i] = seen_from(task, place);
@@ -389,8 +407,8 @@ struct attention_of {
   // Four of a column's D outputs, virtual warps in order: sums, and by what to divide them.
   GPURT_FN static f32 merge_sums(const Scratch& scratch, u32 column, u32 four, f32 (&out)[4],
                                  f32& top) {
-    const f32* from = scratch.partial[0][column];
-    constexpr u32 kStride = kColumns * kPartialFloats<D>;
+    const f32* from = scratch.partial[0] + column * kPartialFloats<D>;
+    constexpr u32 kStride = kWarpFloats;
     top = from[D];
 #pragma unroll 4
     for (u32 w = 1; w < kVirtualWarps; ++w) top = fmaxf(top, from[w * kStride + D]);

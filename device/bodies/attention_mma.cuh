@@ -68,7 +68,6 @@ struct AttentionMma {
     park(sums, tile.columns(), g, c, to);
   }
 
- private:
   GPURT_FN static void park(Sums& sums, u32 columns, u32 g, u32 c, f32* to) {
 #pragma unroll
     for (u32 b = 0; b < D / 64; ++b) {

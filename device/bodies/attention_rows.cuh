@@ -4,15 +4,18 @@
 // the halves of tile[3]. It either writes their keys and values, or attends: all rows' are in the
 // cache then, so a task makes no vectors but its queries. Sixteen rows are seen through a record
 // whose arguments begin with the first of them; all else, bits too, is attention_of's, and with
-// spans attention_split_of's, of which the task has all.
+// spans attention_split_of's, of which the task has all. A chunk of positions is read for eight
+// columns at a time (attention_mma_tiles.cuh), whose sums take the whole weight ring.
 #pragma once
 #include "attention_split.cuh"
+#include "ring_body.cuh"
 
 namespace gpurt {
 
 template <u32 D, u32 GROUP, u32 CACHE, bool EXTRAS, bool SPLIT>
 struct attention_rows_of {
-  using Whole = attention_of<D, GROUP, CACHE, EXTRAS, SPLIT>;
+  static constexpr u32 kTiles = 2;
+  using Whole = attention_of<D, GROUP, CACHE, EXTRAS, SPLIT, kTiles>;
   static constexpr u32 kRows = Whole::kRowsMax;
   enum Arg : u32 { kArgQ = 0, kArgKv = 1, kArgOut = 7, kArgPartials = 8 };
 
@@ -20,7 +23,7 @@ struct attention_rows_of {
     typename Whole::Scratch whole;
     TaskRecord view;
   };
-  static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
+  static_assert(sizeof(Scratch) <= kRingBytes);
 
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
@@ -67,7 +70,8 @@ struct attention_rows_of {
 #pragma unroll 1
       for (u32 row = first; row < end; row = next) {
         if constexpr (SPLIT) {
-          next = attention_split_of<D, GROUP, CACHE, EXTRAS>::fold(view, context, row, first, end);
+          using Split = attention_split_of<D, GROUP, CACHE, EXTRAS, kTiles>;
+          next = Split::fold(view, context, row, first, end);
         } else {
           next = Whole::attend(view, context, row, first, end);
         }

@@ -11,9 +11,9 @@
 
 namespace gpurt {
 
-template <u32 D, u32 GROUP, u32 CACHE, bool EXTRAS = false>
+template <u32 D, u32 GROUP, u32 CACHE, bool EXTRAS = false, u32 TILES = 1>
 struct attention_split_of {
-  using Whole = attention_of<D, GROUP, CACHE, EXTRAS, true>;
+  using Whole = attention_of<D, GROUP, CACHE, EXTRAS, true, TILES>;
   using Place = typename Whole::Place;
   using Scratch = typename Whole::Scratch;
   static_assert(kAttentionSpan % (kVirtualWarps * Whole::kChunk) == 0, "spans begin with warp 0");

@@ -48,6 +48,22 @@ struct BodyContext {
   GPURT_FN void sync() const { team_sync(); }
 };
 
+// Of an entered slot. Nothing but `scratch` hangs on who asks.
+GPURT_FN BodyContext context_of(const Slot& slot, u8* scratch) {
+  const Program& program = gpurt_program;
+  return {&program,
+          task_step(program, slot.record),
+          task_rows(program, slot.record),
+          task_sample_rows(program, slot.record),
+          step_sampled(program),
+          at<const SlotState>(program.slots),
+          scratch,
+          blockIdx.x,
+          threadIdx.x,
+          slot.step,
+          slot.round};
+}
+
 // Ends the launch with a Fault of this task. The caller goes on to its end, quickly: data no longer
 // matters, barriers do. `waited_ns` is 0 unless it timed out.
 __device__ __noinline__ void report_fault(const BodyContext& context, const TaskRecord& task,

@@ -19,16 +19,12 @@
 // Floor of a chunk and SM: 256 mma; 96 KB from shared memory (770 cycles); 24 KB from L2.
 #pragma once
 #include "matvec_input.cuh"
+#include "ring_body.cuh"
 
 namespace gpurt {
 
-struct matvec_wide {
+struct matvec_wide : RingBody<matvec_wide> {
   using T = MatvecTask;
-  static constexpr u32 kWays = 1;
-  static constexpr bool kLeavesScratch = false;
-  static constexpr bool kWayIsChosen = false;
-  struct Carry {};
-
   static constexpr u32 kWarps = 16;      // at work on a task, whatever the team
   static constexpr u32 kTiles = 4;       // of 16 rows of W
   static constexpr u32 kStepTiles = 16;  // of 8 step rows
@@ -38,7 +34,7 @@ struct matvec_wide {
   // A number for each output: of chains that are done. There are two such places, in the scratch
   // and behind the stages.
   static constexpr u32 kParked = kTiles * 16 * kStepTiles * 8 * 4;
-  static constexpr u32 kDepth = (kStageCount * kStageRoom - kParked) / kStage;
+  static constexpr u32 kDepth = (kRingBytes - kParked) / kStage;
   static_assert(kDepth >= 2 && kParked <= kScratchBytes);
 
   // What all lanes share.
@@ -63,22 +59,10 @@ struct matvec_wide {
     }
   };
 
-  GPURT_FN static u32 way_of(const Slot&) { return 0; }
-  GPURT_FN static bool needs_barrier(const TaskRecord&) { return true; }
-
-  template <u32 WAY>
-  GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32&, Carry&) {
-    const TaskRecord& task = slot_of(turn).record;
-    u32 stall = 0;
-    StageCursor own = cursor;
-    for (u32 i = 0; i < kStageCount; ++i, cursor.advance()) stall += wait_stage(cursor);
-    trace_stall(turn, stall);
-    if (task.tile[2] < all_rows(task)) {
+  __device__ static void run(const TaskRecord& task, const BodyContext&) {
+    if (task.tile[2] >= all_rows(task)) return;  // all threads
 #pragma unroll 1
-      for (u32 warp = threadIdx.x / 32; warp < kWarps; warp += kTeamWarps) multiply(task, warp);
-    }
-    for (u32 i = 0; i < kStageCount; ++i, own.advance()) release_stage(own);
-    team_sync();  // whoever uses the scratch next need not ask
+    for (u32 warp = threadIdx.x / 32; warp < kWarps; warp += kTeamWarps) multiply(task, warp);
   }
 
  private:

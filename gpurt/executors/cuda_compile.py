@@ -272,7 +272,7 @@ def _attention_struct(plan: Plan, body: str) -> list[str]:
     lines = [
         f'#include "bodies/{source}.cuh"',
         "namespace gpurt {",
-        f"struct {body} {{",
+        f"struct {body}{' : RingBody<attention_rows>' if body == 'attention_rows' else ''} {{",
         "  __device__ static void run(const TaskRecord& task, const BodyContext& context) {",
     ]
     for splits, *shape in sorted(shapes, reverse=True):

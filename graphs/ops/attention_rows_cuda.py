@@ -118,6 +118,7 @@ ATTENTION_ROWS = Body(
     params=_PARAMS,
     tile=tile_rows,
     payload=True,
+    ring=True,
 )
 ATTENTION_KV = replace(
     ATTENTION_ROWS,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gpurt.cli import main
 from tests.emu.test_kernel import LLAMA, VOCAB
 from tests.gpu import test_attention_rows as rows
 from tests.gpu import test_attention_split as split
 from tests.gpu import test_llama, test_matvec, tiny_llama
+from tests.helpers.tiny import tiny_folder
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +87,21 @@ def test_steps_of_many_rows_change_no_bit_of_llama(name: str) -> None:
 
 def test_decode_rows_beside_a_prompt_equal_each_alone() -> None:
     test_llama.test_two_sequences_in_one_step_equal_each_alone((16, 40))
+
+
+@pytest.mark.parametrize("qwen", [False, True], ids=["llama", "qwen3"])
+def test_the_command_line_takes_both_sizes(
+    qwen: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 64, "vocab_size": 64}
+    kind = {"model_type": "qwen3"} if qwen else {}
+    folder = tiny_folder(tmp_path / "tiny", max_position_embeddings=128, **sizes, **kind)
+    ids = ",".join(str(i % 64) for i in range(3, 38))
+    command = ["run", "--model", str(folder), "--device", "cuda", "--workers", "2", "--json"]
+    command += ["--prompt-ids", ids, "--max-tokens", "3", "--ignore-eos"]
+    seen = []
+    for size in ("16", "16,24"):
+        assert main([*command, "--rows", size]) == 0
+        seen.append(json.loads(capsys.readouterr().out)["token_ids"])
+    assert len(seen[0]) == 3
+    assert seen[0] == seen[1]

@@ -51,19 +51,7 @@ GPURT_FN void run_one() {
     OneHot hot{{0, 0}, 0};
     Bodies::dispatch(route, hot);
   } else {
-    const Program& program = gpurt_program;
-    const BodyContext context{&program,
-                              step_state(program),
-                              step_rows(program),
-                              step_sample_rows(program),
-                              step_sampled(program),
-                              at<const SlotState>(program.slots),
-                              shared().scratch,
-                              blockIdx.x,
-                              threadIdx.x,
-                              step_state(program)->step,
-                              step_state(program)->round};
-    Bodies::run_cold(task, context);
+    Bodies::run_cold(task, context_of(slot_of(0), shared().scratch));
   }
   team_sync();
   if (threadIdx.x == 0) set_leaving();

@@ -15,13 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt import wire
-from gpurt.body import STAGE_ROOM_BYTES
+from gpurt.body import STAGE_BYTES, STAGE_ROOM_BYTES
 from gpurt.executors.cuda_compile import GENERATED, SCRATCH_BYTES, SLOT_BYTES, compile_source
 from gpurt.executors.cuda_driver import Device, Kernel
 from gpurt.executors.program import param_bits
-from gpurt.plan import TASK_EXPERT_STREAM
+from gpurt.plan import TASK_EXPERT_STREAM, TASK_RING
 
 CONTEXT = 512
+# Those that have the whole weight ring as their room get one of five stages, others of two.
+RING_BODIES = ("attention_rows",)
+RING_STAGES = 5
 # Of each record, and which arguments are the weights and the routes.
 Streams = tuple[Sequence[Any], int, int] | None
 
@@ -74,6 +77,10 @@ class OneTask:
         self, body: str, struct: str = "", team_warps: int = 16, features: Sequence[str] = ()
     ) -> None:
         self.team_warps = team_warps
+        self.flags = TASK_RING if body in RING_BODIES else 0
+        stages, scratch = (RING_STAGES, team_warps) if self.flags else (2, 1)
+        room = STAGE_BYTES if self.flags else STAGE_ROOM_BYTES
+        self.smem_bytes = stages * room + SCRATCH_BYTES[scratch] + SLOT_BYTES
         self.device = Device.open()
         arch = self.device.limits.arch
         generated = headers(body, struct, team_warps, features)
@@ -106,12 +113,12 @@ class OneTask:
             addresses = [0 if a is None else memory.put(a) for a in arguments]
             program = self._program(memory, step, payload_set_bytes)
             records = task_records(addresses, params, coords, payload_mask, streams)
+            records["flags"] |= self.flags
             memory.write(self.kernel.symbol("gpurt_program")[0], program.reshape(1))
             at = np.array([memory.put(records)], np.uint64)
             memory.write(self.kernel.symbol("records")[0], at)
-            smem = 2 * STAGE_ROOM_BYTES + SCRATCH_BYTES[1] + SLOT_BYTES
-            self.kernel.resident_blocks(self.threads, smem)
-            self.kernel.launch(len(coords), self.threads, smem, self.stream)
+            self.kernel.resident_blocks(self.threads, self.smem_bytes)
+            self.kernel.launch(len(coords), self.threads, self.smem_bytes, self.stream)
             self.device.wait(self.stream)
             self.fault = memory.host["host_control"].view(wire.HOST_CONTROL)[0]["fault"].copy()
             out: list[NDArray[Any] | None] = [
@@ -196,17 +203,23 @@ def headers(
 
 def header(body: str, struct: str, team_warps: int, features: Sequence[str] = ()) -> str:
     """bodies.gen.cuh with one body."""
+    is_ring = body in RING_BODIES
+    stages, room = (RING_STAGES, STAGE_BYTES) if is_ring else (2, STAGE_ROOM_BYTES)
+    listed, own = struct or body, ""
+    if is_ring:
+        listed, own = "one_ring", f"struct one_ring : {struct}, RingBody<{struct}> {{}};"
     return "\n".join(
         [
             "#pragma once",
             '#include "types.hpp"',
-            f"namespace gpurt {{ constexpr u32 kTeamWarps = {team_warps}, kStageCount = 2,"
-            f" kStageRoom = {STAGE_ROOM_BYTES}; }}",
+            f"namespace gpurt {{ constexpr u32 kTeamWarps = {team_warps}, kStageCount = {stages},"
+            f" kStageRoom = {room}; }}",
             *(f"#define {name} 1" for name in features),
             f"#define GPURT_EXPERTS {int(body == 'expert_matvec')}",
+            f"#define GPURT_RING {int(body in RING_BODIES)}",
             '#include "bodies/body_list.cuh"',
             f'#include "bodies/{body}.cuh"',
-            f"namespace gpurt {{ using Bodies = BodyList<{struct or body}>; }}",
+            f"namespace gpurt {{ {own} using Bodies = BodyList<{listed}>; }}",
         ]
     )
 

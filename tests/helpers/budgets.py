@@ -41,7 +41,6 @@ MACHINERY = "machinery"
 # What each body keeps in the scratch of a block, as its source names it.
 SCRATCH = {
     "attention": "attention_of<128, 4, 2, true>::Scratch",
-    "attention_rows": "attention_rows_of<128, 4, 2, true, false>::Scratch",
     "combine": "combine::Scratch",
     "embed": "embed::Scratch",
     "expert_matvec": "expert_matvec::Pass[gpurt::expert_matvec::kPasses]",

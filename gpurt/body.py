@@ -142,6 +142,9 @@ class Body:
     ranks: bool = False  # it may read symmetric buffers: it asks for their set of the round
     publishes: bool = False  # it may write them, on all ranks
     lower: Lower | None = None  # planner/lower.py
+    # cuda: whether a task can store `y` on all ranks, or, with a share of columns, each part on one
+    # rank, as four further parameters say: planner/direct.py.
+    published: Callable[[Operator, int], bool] | None = None
     ring: bool = False  # cuda: a task has the whole weight ring as its room, and streams nothing
 
     def takes_payload(self, arg: str) -> bool:

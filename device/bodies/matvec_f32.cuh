@@ -9,6 +9,7 @@
 #pragma once
 #include "../payload.cuh"
 #include "matvec_scale.cuh"
+#include "published.cuh"
 #include "row_norm.cuh"
 #include "rows.cuh"
 
@@ -16,7 +17,7 @@ namespace gpurt {
 
 struct matvec_f32 {
   enum Arg : u32 { kArgX, kArgW, kArgNorm, kArgResidual, kArgY };
-  enum Param : u32 { kN, kK, kEpilogue, kEps };
+  enum Param : u32 { kN, kK, kEpilogue, kEps, kYRanks = 11 };
   static constexpr u32 kRowsMax = 16;
   static constexpr u32 kOutputs = 4;  // rows of W
   static constexpr u32 kBlock = 4;    // step rows at a time
@@ -43,7 +44,7 @@ struct matvec_f32 {
     }
     context.sync();
     const Scratch& scratch = *reinterpret_cast<const Scratch*>(context.scratch);
-    const u32 n = task.param[kN], k = task.param[kK];
+    const u32 k = task.param[kK];
     for (u32 row = rows.begin + context.thread; row < rows.end; row += context.team_threads) {
       const f32 norm = task.addr[kArgNorm] == 0
                            ? 1.0f
@@ -52,19 +53,36 @@ struct matvec_f32 {
 #pragma unroll
       for (u32 i = 0; i < kOutputs; ++i)
         y[i] = scaled(task, RowNorm::total(scratch.sum[row][i]) * norm);
-      f32* to = context.address<f32>(task, kArgY) + u64(row) * n + task.tile[0];
-      if ((task.payload_mask & (1 << kArgY)) != 0) {
-        store_granule(reinterpret_cast<u64>(to), y[0], y[1], y[2], y[3]);
-        continue;
-      }
-#pragma unroll
-      for (u32 i = 0; i < kOutputs; ++i) {
-        if (task.tile[0] + i < task.tile[1]) to[i] = y[i];
-      }
+      put(task, context, row, y);
     }
   }
 
  private:
+  // The outputs of a row, on every rank if so.
+  GPURT_FN static void put(const TaskRecord& task, const BodyContext& context, u32 row,
+                           const f32 (&y)[kOutputs]) {
+    const u64 base = reinterpret_cast<u64>(context.address<f32>(task, kArgY));
+    const u32* published = task.param + kYRanks;
+    u64 to = base + (u64(row) * task.param[kN] + task.tile[0]) * 4;
+    u32 copies = 1;
+    if (kMatvecPublished && published[0] != 0) {
+      to = Copies::first_of(published, base, row, task.tile[0]);
+      copies = Copies::count_of(published);
+    }
+#pragma unroll 1
+    for (u32 copy = 0; copy < copies; ++copy) {
+      const u64 place = copy == 0 ? to : to + Copies::offset_of(published, copy);
+      if ((task.payload_mask & (1 << kArgY)) != 0) {
+        store_granule(place, y[0], y[1], y[2], y[3]);
+        continue;
+      }
+#pragma unroll
+      for (u32 i = 0; i < kOutputs; ++i) {
+        if (task.tile[0] + i < task.tile[1]) at<f32>(place)[i] = y[i];
+      }
+    }
+  }
+
   // A granule of some rows of x.
   template <u32 BLOCK>
   struct Granules {

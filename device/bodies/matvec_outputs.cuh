@@ -7,13 +7,14 @@
 #include "matvec_activations.cuh"
 #include "matvec_scale.cuh"
 #include "matvec_step.cuh"
+#include "published.cuh"
 
 namespace gpurt {
 
 struct MatvecTask {
   enum Epilogue : u32 { kPlain = 0, kSwiglu = 1 };
   enum Arg : u32 { kArgX, kArgW, kArgNorm, kArgResidual, kArgY };
-  enum Param : u32 { kN, kK, kEpilogue, kEps, kSampled, kWDtype, kXDtype, kYDtype };
+  enum Param : u32 { kN, kK, kEpilogue, kEps, kSampled, kWDtype, kXDtype, kYDtype, kYRanks = 11 };
   enum Flag : u32 {
     kXPayload = 1 << kArgX,
     kResidualPayload = 1 << kArgResidual,
@@ -23,6 +24,7 @@ struct MatvecTask {
     kYBf16 = 128,
     kHasNorm = 256,
     kHasScale = 512,  // or a soft cap
+    kPublished = 1024,
     kExtras = kHasResidual | kPaired | kHasNorm | (kMatvecScaled ? kHasScale : 0),
   };
   static constexpr u32 kVirtual = 16;  // virtual warps
@@ -73,6 +75,9 @@ struct MatvecTask {
     if (task.param[kYDtype] == kBf16) s.flags |= kYBf16;
     if (s.norm != 0) s.flags |= kHasNorm;
     s.eps = task.param[kEps];
+    if constexpr (kMatvecPublished) {
+      if (task.param[kYRanks] != 0) s.flags |= kPublished;
+    }
     if constexpr (kMatvecScaled) {
       if (param_f32(task, kMatvecScale) != 1 || param_f32(task, kMatvecSoftcap) > 0)
         s.flags |= kHasScale;
@@ -168,6 +173,10 @@ struct MatvecTask {
     o.part = valid ? (j * kTokenFloats + r % 16 * kGroupStride + slot) * 4 : 0;
     const u64 y = arg_address(task, kArgY, round, gpurt_program.payload_set_bytes);
     o.y = y + ((u64{tile * kRowTile + j} * width + column) << (2 - bf16));
+    if constexpr (kMatvecPublished) {
+      if ((s.flags & kPublished) != 0)
+        o.y = Copies::first_of(task.param + kYRanks, y, tile * kRowTile + j, column);
+    }
     // Lanes from one stored value or granule to the next.
     const u32 apart = ((s.flags & kYPayload) != 0 ? 4u << bf16 : 1u) << paired;
     o.bits = column % 4 << kWordShift | (valid ? j << kRowShift : 0);
@@ -201,15 +210,29 @@ struct MatvecTask {
     return __uint_as_float(word == 0 ? v.x : word == 1 ? v.y : word == 2 ? v.z : v.w);
   }
 
+  // Of a value: on this rank, or on every one that gets it. put(bytes from its first place)
+  template <class Put>
+  GPURT_FN static void each_copy(const Shape& s, u32 turn, Put put) {
+    if constexpr (kMatvecPublished) {
+      if ((s.flags & kPublished) != 0) {
+        const u32* param = slot_of(turn).record.param + kYRanks;
+#pragma unroll 1
+        for (u32 i = 0; i < Copies::count_of(param); ++i) put(Copies::offset_of(param, i));
+        return;
+      }
+    }
+    put(0);
+  }
+
   // All lanes of a warp.
-  GPURT_FN static void store(const Shape& s, const Output& o, f32 value) {
+  GPURT_FN static void store(const Shape& s, u32 turn, const Output& o, f32 value) {
     const u32 paired = (s.flags & kPaired) != 0 ? 1 : 0;
     if ((s.flags & kYPayload) == 0) {
       if ((o.bits & kStores) == 0) return;
       if ((s.flags & kYBf16) != 0) {
         *at<u16>(o.y) = static_cast<u16>(pack_bf16x2(value, 0.0f));
       } else {
-        *at<f32>(o.y) = value;
+        each_copy(s, turn, [&](u64 offset) { *at<f32>(o.y + offset) = value; });
       }
       return;
     }
@@ -223,7 +246,8 @@ struct MatvecTask {
     granule.y = __shfl_down_sync(~0u, granule.x, apart);
     granule.z = __shfl_down_sync(~0u, granule.x, 2 * apart);
     granule.w = __shfl_down_sync(~0u, granule.x, 3 * apart);
-    if ((o.bits & kStores) != 0) st_relaxed_b128(o.y, granule);
+    if ((o.bits & kStores) != 0)
+      each_copy(s, turn, [&](u64 offset) { st_relaxed_b128(o.y + offset, granule); });
   }
 
   // 1 / sqrt(mean square + eps) of a row from its squares, K group by K group at shared address
@@ -263,7 +287,7 @@ struct MatvecTask {
   GPURT_FN static void finish(u32 half, const Shape& s, u32 turn, Output& o) {
     f32 value = sum_of(half + o.part, s.tile_log2);
     if ((s.flags & kExtras) != 0) value = add_extras(half, s, turn, o, value);
-    store(s, o, value);
+    store(s, turn, o, value);
   }
 
   // The outputs of one tile, a lane each; `o` is this thread's first.

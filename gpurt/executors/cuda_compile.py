@@ -243,6 +243,9 @@ def _features(plan: Plan) -> list[str]:
         ),
         "GPURT_TREES": any(t.body == "attention_commit" for t in tasks),
         "GPURT_EXPERTS": any(t.expert is not None for t in tasks),
+        "GPURT_PUBLISHED": any(
+            t.body in ("matvec", "matvec_f32") and any(t.params[11:12]) for t in tasks
+        ),
         "GPURT_RANKS": any(b.memory == "symmetric_payload" for b in plan.buffers),
         "GPURT_OWN_ROWS": any(t.flags & TASK_OWN_ROWS for t in tasks),
         "GPURT_RING": any(t.flags & TASK_RING for t in tasks),

@@ -2,6 +2,7 @@
 
     lower      operators that the target computes by several
     forms      of values that can be computed in several ways, one
+    direct     operators that store their results on all ranks themselves
     tile       each operator asks its body for tiles
     hazards    what every tile must follow, from declared regions in program order
     waits      the few groups of producers it waits for (transitive reduction, joins)
@@ -27,7 +28,7 @@ from gpurt.buffer import Buffer
 from gpurt.errors import PlanError
 from gpurt.graph import Graph
 from gpurt.plan import PLAN_VERSION, TASK_ADVANCE, Plan, Policy
-from gpurt.planner import dynamic, finish, forms, memory, payload, schedule, tile, variants
+from gpurt.planner import direct, dynamic, finish, forms, memory, payload, schedule, tile, variants
 from gpurt.planner import policy as policies
 from gpurt.planner.check import check_graph, check_plan
 from gpurt.planner.cost import task_ns
@@ -108,7 +109,7 @@ def _planned(
     for op, op_policy in lowered.replaced:
         draft.leave_out(op, op_policy)
     graph, chosen = lowered.graph, lowered.policies
-    left_out = forms.left_out(graph)
+    graph, left_out = direct.directed(graph, target, forms.left_out(graph))
     polled = payload.choose(graph, target, chosen, edges, left_out)
     buffers = memory.BufferMap(graph, target)
     unused = forms.unused(graph, left_out)

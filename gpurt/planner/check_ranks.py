@@ -29,7 +29,7 @@ rank: all it waits for, on any rank, has ended, so it runs, as argued in check.p
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from gpurt.errors import PlanError
@@ -67,18 +67,20 @@ def check_ranks(plan: Plan) -> None:
     before = _Everywhere(plan, waiters, readers | ends.keys()).before
     for end, variant in ends.items():
         _check_rearms(plan, variant, before[end])
-    writers: list[tuple[int, int]] = []  # (task, buffer)
+    writers = _Writers(plan)
     for index, task in enumerate(plan.tasks):
         for number, bounds in task.reads:
             if number not in symmetric:
                 continue
-            for other in _touching(plan, writers, number, bounds):
+            for other in writers.touching(number, bounds):
                 if not before[index].has(other):
                     where = text(plan.buffers[number].name, bounds)
                     body = plan.tasks[other].body
                     msg = f"reads {where} in no order with task {other} ({body}) of other ranks"
                     raise fail(plan, index, f"{msg}: a wait for all ranks is missing")
-        writers += [(index, number) for number, _ in task.writes if number in symmetric]
+        for number, _ in task.writes:
+            if number in symmetric:
+                writers.add(index, number)
 
 
 def _check_rearms(plan: Plan, variant: PlanVariant, before: Ended) -> None:
@@ -148,50 +150,80 @@ class _Everywhere:
     """For tasks that read symmetric buffers: what has ended on all ranks when they begin."""
 
     def __init__(self, plan: Plan, waiters: Sequence[int], readers: set[int]) -> None:
-        self._waiters = waiters
-        self._given = [NOTHING]  # what the first waiters' waits give together
-        self._own: dict[int, Ended] = {}  # what each one's give
         self.before: dict[int, Ended] = {}  # by reader
         crossing = {
-            w: [c for c, _ in plan.tasks[w].waits if plan.counters[c].ranks] for w in waiters
+            w: tuple(c for c, _ in plan.tasks[w].waits if plan.counters[c].ranks) for w in waiters
         }
         producers = {
             p for row in crossing.values() for c in row for p in plan.counters[c].producers
         }
+        # Tasks that wait for the same, in the order of the first of them.
+        self._alike: dict[tuple[int, ...], list[int]] = {}
+        self._firsts: list[int] = []
+        self._own: list[Ended] = []  # what their waits give
+        self._given = [NOTHING]  # what those of the first ones give together
         done: dict[int, Ended] = {}
+        known, last = NOTHING, None
         for index, before in enumerate(happens_before(plan)):
             if index in producers:
                 done[index] = before.plus(index)
-            if index in crossing:
-                own = NOTHING
-                for counter in crossing[index]:
-                    for producer in plan.counters[counter].producers:
-                        own = own.joined(done[producer])
-                self._own[index] = own
-                self._given.append(self._given[-1].joined(own))
+            row = crossing.get(index, ())
+            if row:
+                self._add(index, row, [done[p] for c in row for p in plan.counters[c].producers])
             if index in readers:
-                self.before[index] = self._known(index, before)
+                if last != (id(before), row):
+                    known = self._known(before, row)
+                    kept, last = before, (id(before), row)  # `kept`: no other has its id
+                self.before[index] = known
+        del kept
 
-    def _known(self, index: int, before: Ended) -> Ended:
+    def _add(self, waiter: int, row: tuple[int, ...], given: Sequence[Ended]) -> None:
+        if row in self._alike:
+            self._alike[row].append(waiter)
+            return
+        own = NOTHING
+        for ended in given:
+            own = own.joined(ended)
+        self._alike[row] = [waiter]
+        self._firsts.append(waiter)
+        self._own.append(own)
+        self._given.append(self._given[-1].joined(own))
+
+    def _known(self, before: Ended, row: tuple[int, ...]) -> Ended:
         """From its own waits, and from those of all waiters that ended before it."""
-        low = bisect_left(self._waiters, before.floor)
+        low = bisect_left(self._firsts, before.floor)
         known = self._given[low]
-        for waiter in self._waiters[low : bisect_right(self._waiters, index)]:
-            if waiter == index or before.has(waiter):
-                known = known.joined(self._own[waiter])
+        rows = list(self._alike)[low:]
+        for waited, own in zip(rows, self._own[low:], strict=True):
+            if waited == row or any(before.has(waiter) for waiter in self._alike[waited]):
+                known = known.joined(own)
         return known
 
 
-def _touching(
-    plan: Plan, writers: Sequence[tuple[int, int]], number: int, bounds: tuple[tuple[int, int], ...]
-) -> list[int]:
-    """The tasks among `writers` that write a part of a region of buffer `number`."""
-    return [
-        index
-        for index, buffer in writers
-        if buffer == number
-        and any(n == number and overlap(b, bounds) for n, b in plan.tasks[index].writes)
-    ]
+class _Writers:
+    """The tasks so far that write each symmetric buffer."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._of: dict[int, list[int]] = {}
+        self._found: dict[tuple[int, Bounds], tuple[int, list[int]]] = {}
+
+    def add(self, index: int, number: int) -> None:
+        self._of.setdefault(number, []).append(index)
+
+    def touching(self, number: int, bounds: Bounds) -> list[int]:
+        """Those that write a part of a region."""
+        writers = self._of.get(number, [])
+        count, found = self._found.get((number, bounds), (-1, []))
+        if count != len(writers):
+            tasks = self._plan.tasks
+            found = [
+                index
+                for index in writers
+                if any(n == number and overlap(b, bounds) for n, b in tasks[index].writes)
+            ]
+            self._found[number, bounds] = len(writers), found
+        return found
 
 
 def _symmetric(plan: Plan) -> list[tuple[object, ...]]:

@@ -97,7 +97,7 @@ def _row_lengths(index: int, ops: Sequence[Operator]) -> set[int]:
             if region.buffer.index == index:
                 low, high = region.bounds[-1]
                 found |= {region.buffer.shape[-1], low, high - low}
-        if op.body.publishes:
+        if op.body.publishes:  # others on all ranks have parts of whole granules
             found.add(int(op.params["width"]))
     return found
 

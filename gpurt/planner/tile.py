@@ -71,7 +71,8 @@ def draft_op(
         addr.append((buffers.of(op, name, target), region.offset_bytes))
         is_symmetric = region.buffer.role == "symmetric"
         writes = region in op.writes
-        if is_symmetric and not (op.body.publishes if writes else op.body.ranks):
+        publishes = op.body.publishes or bool(op.params.get("y_ranks"))
+        if is_symmetric and not (publishes if writes else op.body.ranks):
             msg = f"{op.body.name} {'writes' if writes else 'reads'} {region}, which is symmetric"
             raise GraphError(f"{msg} - at {op.path} - it cannot: see graphs/collectives.py")
         mask |= (is_symmetric or region.buffer.index in payload) << position

@@ -21,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.buffer import f32
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.dtypes import dtype_code
+from gpurt.graphs.ops.publish import NOT_PUBLISHED, published_columns
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ def matvec(
         scale=float(scale),
         softcap=float(softcap),
         exact=int(exact),
+        **NOT_PUBLISHED,
     )
 
 
@@ -118,7 +121,9 @@ def make_tile(op: Operator, begin: int, end: int, step_rows: tuple[int, int] | N
     """
     args, divisor = op.args, 2 if op.params["epilogue"] == 1 else 1
     w, out = args["w"], (begin // divisor, end // divisor)
-    x, y = (args[n] if step_rows is None else part(args[n], 0, *step_rows) for n in ("x", "y"))
+    x, y = args["x"], args["y"]
+    if step_rows is not None:
+        x, y = part(x, 0, *step_rows), part(y, len(y.shape) - 2, *step_rows)
     reads = [
         x,
         part(w, 0, begin, end),
@@ -129,9 +134,17 @@ def make_tile(op: Operator, begin: int, end: int, step_rows: tuple[int, int] | N
         reads.append(columns(args["residual"], *out))
     row_bytes = w.buffer.dtype.row_bytes(w.shape[-1])
     cost_bytes = (end - begin) * row_bytes + 4 * (w.shape[-1] + end - begin)
-    writes = (columns(y, *out),)
+    writes = published_columns(op, y, *out) if op.params["y_ranks"] else (columns(y, *out),)
     coords = (begin, end, *(step_rows or (0, 0)))
     return Tile(coords, tuple(reads), writes, cost_bytes=cost_bytes)
+
+
+def published_matvec(op: Operator, share: int) -> bool:
+    """Whether its tasks can store y on all ranks, or shares of it on one each."""
+    if op.params["y_dtype"] != dtype_code(f32):
+        return False
+    cuda = _cuda_module()
+    return cuda is not None and bool(cuda.published_cuda(op, share))
 
 
 def packing_matvec(op: Operator, arg: str, target: Target) -> str:
@@ -199,10 +212,12 @@ MATVEC = Body(
         "scale",
         "softcap",
         "exact",
+        *NOT_PUBLISHED,
     ),
     tile=tile_matvec,
     reference=matvec_reference,
     ranks=True,
+    published=published_matvec,
     packing=packing_matvec,
     variant=variant_matvec,
     payload=True,

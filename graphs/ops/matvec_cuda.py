@@ -86,6 +86,15 @@ def row_tiles(n: int, k: int) -> int:
     return r
 
 
+def published_cuda(op: Operator, share: int) -> bool:
+    """Whether no task has columns of two shares, and its granules are whole."""
+    if op.params["epilogue"]:
+        return False
+    if op.params["exact"]:
+        return share == 0
+    return share % (row_tiles(*op.args["w"].shape) * ROW_TILE) == 0
+
+
 def _tile_exact(op: Operator) -> list[Tile]:
     """device/bodies/matvec_f32.cuh: a granule of y of some step rows a task, W as stored."""
     n, k = op.args["w"].shape

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.buffer import Region
 from gpurt.errors import GraphError
-from gpurt.graphs.ops.regions import columns, region_of, required
+from gpurt.graphs.ops.regions import columns, part, region_of, required
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
@@ -100,6 +100,27 @@ def slot_columns(op: Operator, slots: str, begin: int, end: int) -> tuple[Region
         return (columns(region, begin, end),)
     starts = range(0, region.shape[1], width)
     return tuple(columns(region, at + begin, at + end) for at in starts)
+
+
+# Of a body that may store `y` on all ranks itself, as device/bodies/published.cuh does: how many,
+# floats from a row to the next, from a rank's place to the next, and columns that go to one alone.
+NOT_PUBLISHED = {"y_ranks": 0, "y_stride": 0, "y_part": 0, "y_share": 0}
+
+
+def published_columns(op: Operator, y: Region, begin: int, end: int) -> tuple[Region, ...]:
+    """What all ranks together write of `y` where each stores columns [begin, end) of its part.
+
+    Shares: a task writes a place in ONE rank's memory, on each rank the same. Here that is the slot
+    of the number of who gets it, so that all tasks together write each slot once.
+    """
+    share, part_columns = int(op.params["y_share"]), int(op.params["y_part"])
+    if share:
+        slot = part(y, 0, begin // share, begin // share + 1)
+        return (columns(slot, begin % share, (end - 1) % share + 1),)
+    if len(y.shape) == 3:
+        return (columns(y, begin, end),)
+    starts = range(0, y.shape[1], part_columns)
+    return tuple(columns(y, at + begin, at + end) for at in starts)
 
 
 def tile_columns(op: Operator, slots: str, target: Target) -> int:

@@ -122,7 +122,7 @@ def test_what_nobody_reads_is_caught():
     index = next(i for i, t in enumerate(made.tasks) if t.body == "collect")
     reads = tuple(r for r in made.tasks[index].reads if made.buffers[r[0]].name != "part.slots")
     unread = edited(made, index, reads=reads, flags=TASK_PAYLOAD_OUT)
-    with pytest.raises(PlanError, match=r"publish\) writes payload part.slots.* nobody reads"):
+    with pytest.raises(PlanError, match=r"matvec\) writes payload part.slots.* nobody reads"):
         unread.check()
 
 

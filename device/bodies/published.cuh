@@ -1,0 +1,43 @@
+// Results that a body stores on every rank itself, where a publish would copy them (planner
+// direct.py). Four parameters of its task say where:
+//   ranks    0: y is an ordinary argument
+//   stride   floats from a row to the next
+//   part     floats from a rank's place to the next rank's
+//   share    columns that go to one rank alone, the first ones to rank 0; 0: all go to all
+#pragma once
+#include "context.cuh"
+
+// 1 if a matvec of the plan does: the generated bodies.gen.cuh says so. Other kernels hold no word
+// of it.
+#ifndef GPURT_PUBLISHED
+#define GPURT_PUBLISHED 0
+#endif
+
+namespace gpurt {
+
+constexpr bool kMatvecPublished = GPURT_PUBLISHED != 0;
+
+struct Copies {
+  // Where an element goes, on the first rank that gets it. param: the first of the four. y: where
+  // the argument lies on this rank.
+  GPURT_FN static u64 first_of(const u32* param, u64 y, u32 row, u32 column) {
+    const u32 share = param[3], target = share == 0 ? 0 : column / share;
+    const u64 place = y + (u64{row} * param[1] + (column - target * share)) * 4;
+    const Program& program = gpurt_program;
+    if (program.rank_count == 1) return place + u64{target} * param[2] * 4;
+    return place + u64{program.rank} * param[2] * 4 - program.symmetric +
+           at<const u64>(program.peers)[target];
+  }
+
+  GPURT_FN static u32 count_of(const u32* param) { return param[3] == 0 ? param[0] : 1; }
+
+  // Of copy `i`, from the first one's place.
+  GPURT_FN static u64 offset_of(const u32* param, u32 i) {
+    const Program& program = gpurt_program;
+    if (program.rank_count == 1) return u64{i} * param[2] * 4;
+    const u64* peers = at<const u64>(program.peers);
+    return i == 0 ? 0 : peers[i] - peers[0];
+  }
+};
+
+}  // namespace gpurt

@@ -270,7 +270,8 @@ def test_a_drafters_share_has_a_plan_at_its_true_size_and_its_attention_compiles
     twice = 5 * 2 * 128 * 8192 * 2  # the context's keys and values, and those of the block
     assert streamed == pytest.approx(case.make(False).bytes_moved() + twice, rel=0.005)
     shared = [b for b in made.buffers if b.role == "symmetric" and b.memory != "none"]
-    assert len(shared) == 1 + 4 * 5 + 3  # fc, two sums and two convolutions a layer, the choice
+    # fc; two sums, of two shots, and two convolutions a layer; the choice.
+    assert len(shared) == 1 + (2 * 2 + 2) * 5 + 3
     attention = tuple(t for t in made.tasks if t.body == "attention")
     assert compile_attention(replace(made, tasks=attention)) == {"128, 8, 2, true"}
 

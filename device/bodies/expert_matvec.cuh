@@ -22,8 +22,13 @@
 // The loader waits for the decider, takes the right expert's weights, leaves its users in the slot.
 #pragma once
 #include "expert_activations.cuh"
+#include "expert_sources.cuh"
 #include "matvec_outputs.cuh"
 #include "routes.hpp"
+
+#ifndef GPURT_MANY_USERS  // whether more than 16 rows may choose one expert
+#define GPURT_MANY_USERS 0
+#endif
 
 namespace gpurt {
 
@@ -105,6 +110,10 @@ struct expert_matvec {
     u32 row, pair;
   };
 
+  struct Scales {
+    f32 even, odd;  // of z of even and odd rows, if they make one output
+  };
+
   template <class Unit>
   GPURT_FN static void run_unit(u32 turn, StageCursor& cursor) {
     const u32 count = users_of(turn).count;
@@ -118,6 +127,10 @@ struct expert_matvec {
       } else {
         cursor = count <= 8 ? run_many<Unit, 8>(turn, cursor) : run_many<Unit, 16>(turn, cursor);
       }
+      if constexpr (GPURT_MANY_USERS != 0) {
+#pragma unroll 1
+        for (u32 first = 16; first < count; first += 16) run_more<Unit>(turn, first);
+      }
     }
   }
 
@@ -128,7 +141,8 @@ struct expert_matvec {
     return cursor;
   }
 
-  GPURT_FN static Users users_of(u32 turn) {
+  // Those from number `from` on: their count too.
+  GPURT_FN static Users users_of(u32 turn, u32 from = 0) {
     const Slot& slot = slot_of(turn);
     const TaskRecord& task = slot.record;
     const u32* words = at<const u32>(task.addr[kAddrExpertId]);
@@ -146,61 +160,16 @@ struct expert_matvec {
       users.row = slot.chosen[RoutesLayout::kUsers + 2 * (lane % 2)];
       users.pair = slot.chosen[RoutesLayout::kUsers + 2 * (lane % 2) + 1];
     }
-    if (lane < users.count && (kTeamWarps == 1 || lane >= 2)) {
-      users.row = words[RoutesLayout::kUsers + 2 * lane];
-      users.pair = words[RoutesLayout::kUsers + 2 * lane + 1];
+    users.count -= min(users.count, from);
+    if (lane < users.count && (kTeamWarps == 1 || from != 0 || lane >= 2)) {
+      users.row = words[RoutesLayout::kUsers + 2 * (from + lane)];
+      users.pair = words[RoutesLayout::kUsers + 2 * (from + lane) + 1];
     }
     return users;
   }
   static_assert(RoutesLayout::kUsers + 4 == kExpertWords);
 
   // ---- a virtual warp's part
-  // Units as the ring brings them, in the order in which they are taken.
-  template <class Unit>
-  struct Ring {
-    static constexpr u32 kRoundBytes = kVirtual * Unit::kBytes;
-    static constexpr u32 kRounds = kStageRoom / kRoundBytes;
-    static_assert(kRounds > 0);
-    StageCursor cursor;
-    u32 turn;
-    u32 round = 0;               // of the stage
-    typename Unit::Place place;  // of the next unit: beside 52 instructions of dequantisation every
-                                 // one spent on addresses counts
-
-    GPURT_FN void take(Unit& unit) {
-      if (round == 0) {
-        const u32 stall = wait_stage(cursor);
-        if (stall != 0) trace_stall(turn, stall);
-        const u32 first = shared_address(shared().ring[cursor.stage]);
-        place.start(first + threadIdx.x / 32 * Unit::kBytes, threadIdx.x % 32);
-      }
-      unit.load(place);
-      place.advance(kRoundBytes);
-      if (++round == kRounds) next();
-    }
-    // After the last unit: the task's last stage may be a short one.
-    GPURT_FN void end() {
-      if (round != 0) next();
-    }
-
-   private:
-    GPURT_FN void next() {
-      release_stage(cursor);
-      cursor.advance();
-      round = 0;
-    }
-  };
-
-  // Units of one virtual warp, straight from memory.
-  template <class Unit>
-  struct Memory {
-    u64 from;
-    GPURT_FN void take(Unit& unit) {
-      unit.load(from, threadIdx.x % 32);
-      from += kVirtual * Unit::kBytes;
-    }
-  };
-
   template <class Unit, u32 PAIRS, class Source>
   GPURT_FN static void multiply(const TaskRecord& task, u32 v, Source& source,
                                 ExpertActivations<PAIRS>& x,
@@ -288,11 +257,21 @@ struct expert_matvec {
     const Scales scales = scales_of(task, users.expert, Unit::kFactor);
     ExpertActivations<PAIRS> x;
     start(task, task.addr[kArgX], users, 0, x);
-    Ring<Unit> ring{cursor, turn};
+    ExpertRing<Unit> ring{cursor, turn};
     f32 sum[kTiles][kTilesMax][4] = {};
     multiply<Unit, PAIRS>(task, v, ring, x, sum);
     ring.end();
     cursor = ring.cursor;
+    finish_all<PAIRS>(task, users, v, x, sum, scales);
+  }
+
+  // Of a team of 16: sums of all pairs, two a pass.
+  template <u32 PAIRS>
+  GPURT_FN static void finish_all(const TaskRecord& task, const Users& users, u32 v,
+                                  const ExpertActivations<PAIRS>& x,
+                                  const f32 (&sum)[ExpertActivations<PAIRS>::kTiles][kTilesMax][4],
+                                  const Scales& scales) {
+    constexpr u32 kTiles = ExpertActivations<PAIRS>::kTiles;
     Pass* passes = reinterpret_cast<Pass*>(shared().scratch);
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
@@ -306,6 +285,32 @@ struct expert_matvec {
         if (PAIRS == 2 || p == 3) break;
       }
     }
+  }
+
+  // Users from number `first` on, 16 of them, of an expert that more than 16 rows chose: the task's
+  // weights again, from L2, where the ring's copies left them.
+  template <class Unit>
+  __device__ __noinline__ static void run_more(u32 turn, u32 first) {
+    team_sync();  // the sums before may still be read
+    const TaskRecord& task = slot_of(turn).record;
+    const u32 v = threadIdx.x / 32;
+    const Users users = users_of(turn, first);
+    ExpertMemory<Unit> memory{weights_of<Unit>(task, users.expert, v)};
+    ExpertActivations<16> x;
+    start(task, task.addr[kArgX], users, 0, x);
+    f32 sum[2][kTilesMax][4] = {};
+    multiply<Unit, 16>(task, v, memory, x, sum);
+    finish_all<16>(task, users, v, x, sum, scales_of(task, users.expert, Unit::kFactor));
+  }
+
+  // Where the first unit of a virtual warp lies.
+  template <class Unit>
+  GPURT_FN static u64 weights_of(const TaskRecord& task, u32 expert, u32 v) {
+    const u32 units = rounds_of(task) * warp_tiles(task) * kVirtual;  // of a task
+    const u32 tile_rows = warp_tiles(task) * (256u >> groups_log2(task));
+    const u32 tiles = (task.param[kN] + tile_rows - 1) / tile_rows;
+    const u64 tile = u64{expert} * tiles + task.tile[1] / tile_rows;
+    return task.addr[kArgW] + (tile * units + v) * Unit::kBytes;
   }
 
   // ---- up to two users of nvfp4, four row tiles a virtual warp: a chunk is a stage --------------
@@ -411,20 +416,16 @@ struct expert_matvec {
   template <class Unit>
   GPURT_FN static void run_single(u32 turn, u32 first) {
     const TaskRecord& task = slot_of(turn).record;
-    const Users users = users_of(turn);
+    const Users users = users_of(turn, first);
     Pass* passes = reinterpret_cast<Pass*>(shared().scratch);
-    const u32 units = rounds_of(task) * warp_tiles(task) * kVirtual;  // of a task
-    const u32 tile_rows = warp_tiles(task) * (256u >> groups_log2(task)), n = task.param[kN];
-    const u32 tiles = (n + tile_rows - 1) / tile_rows;
-    const u64 tile = u64{users.expert} * tiles + task.tile[1] / tile_rows;
-    const u32 count = min((users.count - first + kPassPairs - 1) / kPassPairs, 4u);
+    const u32 count = min((users.count + kPassPairs - 1) / kPassPairs, 4u);
     const u64 x_rows =
         arg_address(task, kArgX, slot_of(turn).round, gpurt_program.payload_set_bytes);
 #pragma unroll 1
     for (u32 v = 0; v < kVirtual; ++v) {
-      Memory<Unit> memory{task.addr[kArgW] + (tile * units + v) * Unit::kBytes};
+      ExpertMemory<Unit> memory{weights_of<Unit>(task, users.expert, v)};
       ExpertActivations<8> x;
-      start(task, x_rows, users, first, x);
+      start(task, x_rows, users, 0, x);
       f32 sum[1][kTilesMax][4] = {};
       multiply<Unit, 8>(task, v, memory, x, sum);
       const f32 squares = task.addr[kArgNorm] != 0 ? x.sum_squares(0) : 0;
@@ -432,15 +433,11 @@ struct expert_matvec {
     }
     __syncwarp();
     const Scales scales = scales_of(task, users.expert, Unit::kFactor);
-    for (u32 p = 0; p < count; ++p) finish(task, users, passes[p], first + p * kPassPairs, scales);
+    for (u32 p = 0; p < count; ++p) finish(task, users, passes[p], p * kPassPairs, scales);
     __syncwarp();
   }
 
   // ---- outputs: a thread each, consecutive ones side by side
-  struct Scales {
-    f32 even, odd;  // of z of even and odd rows, if they make one output
-  };
-
   GPURT_FN static Scales scales_of(const TaskRecord& task, u32 expert, f32 factor) {
     Scales scales{factor, factor};
     if (task.addr[kArgWScale] != 0) {

@@ -46,13 +46,13 @@ struct matvec_f32 {
     const Scratch& scratch = *reinterpret_cast<const Scratch*>(context.scratch);
     const u32 k = task.param[kK];
     for (u32 row = rows.begin + context.thread; row < rows.end; row += context.team_threads) {
-      const f32 norm = task.addr[kArgNorm] == 0
-                           ? 1.0f
-                           : RowNorm::scale(scratch.squares[row], k, param_f32(task, kEps));
+      const f32 norm = task.addr[kArgNorm] == 0 ? 1.0f
+                                                : RowNorm::scale(scratch.squares[row - rows.begin],
+                                                                 k, param_f32(task, kEps));
       f32 y[kOutputs];
 #pragma unroll
       for (u32 i = 0; i < kOutputs; ++i)
-        y[i] = scaled(task, RowNorm::total(scratch.sum[row][i]) * norm);
+        y[i] = scaled(task, RowNorm::total(scratch.sum[row - rows.begin][i]) * norm);
       put(task, context, row, y);
     }
   }
@@ -161,10 +161,10 @@ struct matvec_f32 {
         for (u32 b = 0; b < BLOCK; ++b) sum[o][b] = dot4(now.row[o], in[b], sum[o][b]);
       }
     }
-    keep<BLOCK>(context, v, first, rows, sum, squares);
+    keep<BLOCK>(context, v, first - task.tile[2], rows - task.tile[2], sum, squares);
   }
 
-  // A virtual warp's sums, for the end of the task.
+  // A virtual warp's sums, for the end of the task; rows counted from the tile's first.
   template <u32 BLOCK>
   GPURT_FN static void keep(const BodyContext& context, u32 v, u32 first, u32 rows,
                             const f32 (&sum)[kOutputs][BLOCK], const f32 (&squares)[BLOCK]) {

@@ -72,7 +72,6 @@ struct route {
     group(task, context, scratch, pairs);
   }
 
- private:
   // A score's place in ascending order, above 0; -0 equals +0.
   GPURT_FN static u32 key_of(f32 x) {
     const u32 bits = __float_as_uint(x + 0.0f);
@@ -191,9 +190,10 @@ struct route {
     scratch.weight[row * top_k + rank] = __fdiv_rn(p, divisor) * param_f32(task, kFactor);
   }
 
-  // Whether a score is no number: then nothing is written. The same for all threads.
+  // Whether a score is no number: then nothing is written. The same for all threads. first: the
+  // step's row that the task takes for its first.
   GPURT_FN static bool stops(const TaskRecord& task, const BodyContext& context,
-                             const Scratch& scratch, u32 rows) {
+                             const Scratch& scratch, u32 rows, u32 first = 0) {
     u32 row = 0;
     while (row < rows && scratch.bad[row] == kNone) ++row;
     if (row == rows) return false;
@@ -201,13 +201,14 @@ struct route {
       const u32 e = scratch.bad[row];
       const f32 x = context.address<const f32>(task, 0)[u64(row) * task.param[kExperts] + e];
       const u32 which = x - x == 0.0f ? 1 : 0;  // argument: bias, logits
-      report_fault(context, task, kFaultNonFinite, row, e, which);
+      report_fault(context, task, kFaultNonFinite, first + row, e, which);
     }
     return true;
   }
 
   // Bits below e's own.
-  GPURT_FN static u32 slot_of(const Scratch& scratch, u32 e) {
+  template <class Kept>
+  GPURT_FN static u32 slot_of(const Kept& scratch, u32 e) {
     u32 count = __popc(scratch.in_use[e / 32] & ((1u << e % 32) - 1));
     for (u32 word = 0; word < e / 32; ++word) count += __popc(scratch.in_use[word]);
     return count;

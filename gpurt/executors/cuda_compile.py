@@ -28,7 +28,7 @@ ENTRY = "gpurt_persistent"
 PROGRAM_SYMBOL = "gpurt_program"
 BUILT_IN = (
     *("noop", "matvec", "embed", "attention", "sample", "rearm"),
-    *("matvec_input", "matvec_wide"),
+    *("matvec_input", "matvec_wide", "route_choose", "route_group"),
     *("publish", "collect", "reduce"),
     *("matvec_f32", "gated_residual", "route", "expert_matvec", "combine"),
     *("draft_ngram", "draft_rows", "block_conv", "candidates", "draft_walk"),
@@ -248,6 +248,7 @@ def _features(plan: Plan) -> list[str]:
         ),
         "GPURT_RANKS": any(b.memory == "symmetric_payload" for b in plan.buffers),
         "GPURT_OWN_ROWS": any(t.flags & TASK_OWN_ROWS for t in tasks),
+        "GPURT_MANY_USERS": plan.rows > 16 and any(t.body == "expert_matvec" for t in tasks),
         "GPURT_RING": any(t.flags & TASK_RING for t in tasks),
     }
     return [f"#define {name} 1" for name, wanted in found.items() if wanted]

@@ -32,7 +32,7 @@ class Lowering:
     def activation(self, op: Operator, name: str, shape: Sequence[int], dtype: str) -> Region:
         """A buffer that lives inside a step, in whole, for operators in place of `op`."""
         buffers = self.graph.buffers
-        where = f"{op.path}.{name}"
+        where = f"{op.path}[{op.index}].{name}"  # several operators may have one path
         buffers.append(Buffer(where, tuple(shape), DTYPES[dtype], "activation", len(buffers)))
         return buffers[-1].whole
 

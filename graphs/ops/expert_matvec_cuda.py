@@ -22,7 +22,6 @@ from gpurt.graphs.ops.packing_experts import EXPERT_CUTS, ExpertCut, stage_bytes
 if TYPE_CHECKING:
     from gpurt.graph import Operator
 
-ROWS_MAX = 16  # two mma of 8 pairs: all rows of a step may choose one expert
 _TASK_BYTES = 200 << 10
 _WARP_TILES_PLACE = 8  # in tile[3]: log2 of the K groups, then row tiles a virtual warp
 
@@ -81,10 +80,6 @@ def _check(op: Operator) -> None:
     if n % ROW_TILE or k % ROW_TILE:
         msg = f"an expert's W is [{n}, {k}], the CUDA body takes multiples of {ROW_TILE} - {where}"
         raise GraphError(f'{msg} - pad W, or use device="host"')
-    rows = layout_of(op).rows
-    if rows > ROWS_MAX:
-        msg = f"{rows} rows a step, the CUDA body takes {ROWS_MAX} - {where}"
-        raise GraphError(f"{msg} - build the graph with rows={ROWS_MAX} or fewer")
     for name in ("x", "y", "norm", "w_scale"):
         if name in op.args and op.args[name].buffer.dtype.name != "f32":
             raise GraphError(f"{name} is {op.args[name].buffer.dtype} - {where} - use f32")

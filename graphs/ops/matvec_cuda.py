@@ -107,7 +107,6 @@ def _tile_exact(op: Operator) -> list[Tile]:
     if k % _FLOATS:
         msg = f"W has {k} columns, the exact CUDA body takes multiples of {_FLOATS} - {where}"
         raise GraphError(f'{msg} - pad W, or use device="host"')
-    _check_rows(op)
     return [
         make_tile(op, begin, min(begin + _EXACT_ROWS, n), rows)
         for begin in range(0, n, _EXACT_ROWS)

@@ -25,7 +25,7 @@ first of them. Pairs are those of all experts; one of another rank has no slot (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +34,12 @@ from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
+from gpurt.graphs.ops import route_rows_cuda
 from gpurt.graphs.ops.regions import array_of, region_of, required
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
+    from gpurt.planner.lower import Lowering
 
 SIGMOID, SOFTMAX = 0, 1  # `kind`
 NO_SLOT = 0xFFFFFFFF
@@ -139,12 +141,23 @@ def forced_table(
     return np.sort(drawn, axis=1).astype(np.uint32)
 
 
+def lower_route(op: Operator, target: Target, lowering: Lowering) -> bool:
+    """On cuda steps of many rows take two operators: route_rows_cuda.py."""
+    if target.kind != "cuda" or op.rows is not None:
+        return False
+    if op.args["logits"].shape[0] <= route_rows_cuda.ROWS_MAX:
+        return False
+    _check_cuda(op, ("experts", "top_k"))
+    route_rows_cuda.widen(op, lowering)
+    return True
+
+
 def tile_route(op: Operator, target: Target) -> list[Tile]:
     """One task: it groups the rows of the whole step. Raises: GraphError on cuda for more than the
     body has room for.
     """
     if target.kind == "cuda":
-        _check_cuda(op)
+        _check_cuda(op, tuple(_MOST_CUDA))
     reads = tuple(op.args[name] for name in ("logits", "bias", "forced") if name in op.args)
     cost_bytes = sum(4 * region.shape[-1] for region in reads)  # of one row
     return [Tile((0, 0, 0, 0), reads, (op.args["routes"],), cost_bytes=cost_bytes)]
@@ -199,11 +212,11 @@ def _scores(
     return (p_BE if bias_E is None else p_BE + bias_E), p_BE
 
 
-def _check_cuda(op: Operator) -> None:
-    rows = op.args["logits"].shape[0]
-    for name, count in ({"rows": rows} | op.params).items():
-        most = _MOST_CUDA.get(name)
-        if most is not None and count > most:
+def _check_cuda(op: Operator, names: Sequence[str]) -> None:
+    counts = {"rows": op.args["logits"].shape[0]} | op.params
+    for name in names:
+        count, most = counts[name], _MOST_CUDA[name]
+        if count > most:
             msg = f"{count} {name}, the CUDA body takes {most} - at {op.path}"
             raise GraphError(f'{msg} - use fewer, or device="host"')
 
@@ -229,5 +242,6 @@ ROUTE = Body(
     ),
     tile=tile_route,
     reference=route_reference,
+    lower=lower_route,
     ranks=True,
 )

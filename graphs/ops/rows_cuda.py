@@ -13,7 +13,6 @@ from gpurt.errors import GraphError
 if TYPE_CHECKING:
     from gpurt.graph import Operator
 
-ROWS_MAX = 16
 FLOATS = 4  # of one load
 _OF_OTHER_DTYPES = ("routes", "normed")  # whose operators check them
 
@@ -22,9 +21,6 @@ def row_blocks(op: Operator, arg: str, rows_a_tile: int) -> list[tuple[int, int]
     """Ranges of the rows of argument `arg`. Raises: GraphError for what the body cannot compute."""
     rows, width = op.args[arg].shape
     where = f"at {op.path}"
-    if rows > ROWS_MAX:
-        msg = f"{rows} rows a step, the CUDA body takes {ROWS_MAX} - {where}"
-        raise GraphError(f"{msg} - build the graph with rows={ROWS_MAX} or fewer")
     if width % FLOATS:
         msg = f"{width} columns, the CUDA body takes multiples of {FLOATS} - {where}"
         raise GraphError(f'{msg} - pad them, or use device="host"')

@@ -11,10 +11,18 @@ import numpy as np
 import pytest
 
 from gpurt.cli import main
-from tests.emu.test_kernel import LLAMA, VOCAB
+from tests.emu.test_kernel import DRAFT, LLAMA, MUSE, VOCAB
 from tests.gpu import test_attention_rows as rows
 from tests.gpu import test_attention_split as split
-from tests.gpu import test_llama, test_matvec, tiny_llama
+from tests.gpu import (
+    test_dflash,
+    test_llama,
+    test_matvec,
+    test_muse_spark,
+    tiny_dflash,
+    tiny_llama,
+    tiny_muse,
+)
 from tests.helpers.tiny import tiny_folder
 
 
@@ -24,8 +32,13 @@ def forgotten(emulated: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     del emulated
     prompt = [int(t) for t in np.random.default_rng(1).integers(0, VOCAB, 45)]
     monkeypatch.setattr(tiny_llama, "CONFIG", LLAMA)
-    monkeypatch.setattr(test_llama, "PROMPT", prompt)
-    monkeypatch.setattr(test_llama, "COUNT", 3)
+    monkeypatch.setattr(tiny_muse, "CONFIG", MUSE)
+    monkeypatch.setattr(tiny_dflash, "DRAFT", DRAFT)
+    for module in (test_llama, test_muse_spark):
+        monkeypatch.setattr(module, "PROMPT", prompt)
+        monkeypatch.setattr(module, "COUNT", 3)
+    monkeypatch.setattr(test_dflash, "PROMPT", prompt[:23])
+    monkeypatch.setattr(test_dflash, "COUNT", 5)
     runners = (rows.rows_runner, rows.runner, split.split_runner, rows.extras.runner)
     for runner in runners:
         runner.cache_clear()
@@ -87,6 +100,20 @@ def test_steps_of_many_rows_change_no_bit_of_llama(name: str) -> None:
 
 def test_decode_rows_beside_a_prompt_equal_each_alone() -> None:
     test_llama.test_two_sequences_in_one_step_equal_each_alone((16, 40))
+
+
+@pytest.mark.parametrize("policy", ["static", test_muse_spark.CLAIMED], ids=["static", "dynamic"])
+def test_steps_of_many_rows_change_no_bit_of_muse_spark(policy: Any) -> None:
+    few = test_muse_spark.load(workers=2)
+    try:
+        wanted = test_muse_spark.bits(few)
+    finally:
+        few.close()
+    test_muse_spark.check_many_rows(wanted, step_rows=(16, 40), policy=policy, workers=3)
+
+
+def test_a_drafter_keeps_the_text_of_steps_of_many_rows() -> None:
+    test_dflash.test_steps_of_many_rows_keep_the_text()
 
 
 @pytest.mark.parametrize("qwen", [False, True], ids=["llama", "qwen3"])

@@ -133,6 +133,39 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+MANY_ROWS: dict[str, dict[str, Any]] = {
+    "16 and 128": {"step_rows": (16, 128), "edges": "auto", "policy": CLAIMED},
+    "1, 16 and 33, mixed payload": {
+        "step_rows": (1, 16, 33),
+        "policy": MIXED,
+        "edges": "payload",
+        "workers": 7,
+    },
+    "team of 1, 20": {"step_rows": (20,), "team_warps": 1, "policy": CLAIMED},
+}
+
+
+@pytest.mark.parametrize("name", MANY_ROWS)
+def test_steps_of_many_rows_change_no_bit(name: str, wanted: Any) -> None:
+    check_many_rows(wanted, **MANY_ROWS[name])
+
+
+def check_many_rows(wanted: Any, **variant: Any) -> None:
+    """Tokens, and what the last step left. More than 16 rows choose one expert, whatever they are:
+    there are seven, and three a row.
+    """
+    many = load(tiny_muse(rows=max(variant["step_rows"])), **variant)
+    try:
+        tokens, arrays = bits(many)
+        summaries = many.raw_trace().summaries
+    finally:
+        many.close()
+    assert tokens == wanted[0]
+    for buffer, content in wanted[1].items():
+        assert arrays[buffer] == content, f"{buffer} differs"
+    assert summaries["rows"][0] == min(len(PROMPT), max(variant["step_rows"]))
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_bits_do_not_depend_on_the_plan(name: str, wanted: Any) -> None:
     executor = load(**VARIANTS[name])

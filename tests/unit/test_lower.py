@@ -12,10 +12,11 @@ from gpurt.graph import Graph, Operator
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.matvec_wide_cuda import in_lanes, input_reference
 from gpurt.graphs.ops.packing import pack
-from gpurt.plan import TASK_RING, Plan
+from gpurt.plan import TASK_DECIDES, TASK_RING, Plan
 from gpurt.planner import plan
 from gpurt.planner.lower import lower
 from tests.gpu.tiny_llama import tiny_llama
+from tests.gpu.tiny_muse import tiny_muse
 
 CUDA = Target("cuda", 132, 16, "sm_90a", 232448, 60 << 20)
 WIDE = {"matvec_input", "matvec_wide", "attention_rows"}
@@ -111,3 +112,19 @@ def over(graph: Graph, table: Buffer) -> Operator:
     x, y = graph.activation("x", [32, 64], "f32"), graph.activation("y", [32, 16], "f32")
     with graph.over(table):
         return matvec(graph, x, w, y)
+
+
+def test_a_mixtures_rows_choose_in_parts_and_one_task_decides() -> None:
+    made = plan(tiny_muse(rows=100), CUDA, rows=(16, 100), policy={"expert_matvec": "claim"})
+    assert not bodies(made, 0) & {"route_choose", "route_group"}
+    of = {
+        name: [t for t in made.tasks if t.body == name] for name in ("route_choose", "route_group")
+    }
+    assert len(of["route_choose"]) == 7 * len(of["route_group"])
+    assert all(task.flags & TASK_DECIDES for task in of["route_group"])
+    assert [(s.dynamic is not None) for s in made.segments].count(True) == 8
+
+
+def test_more_pairs_than_the_body_has_room_for_are_refused() -> None:
+    with pytest.raises(GraphError, match="3000 rows of 3 experts, the CUDA body takes 8192 pairs"):
+        plan(tiny_muse(rows=3000), CUDA)

@@ -14,7 +14,7 @@ from gpurt.planner import forms
 from gpurt.ranks import group
 from gpurt.runtime import Runtime
 from tests.emu.device import EmulatedDevice
-from tests.gpu import tiny_llama
+from tests.gpu import test_rank_rounds, tiny_llama
 
 COUNT = 3
 PROMPT = [int(t) for t in np.random.default_rng(1).integers(0, 208, 7)]
@@ -76,3 +76,8 @@ def test_two_ranks_make_the_tokens_of_one(reaches, monkeypatch):
     seen, logits = tokens(["cuda:0", "cuda:1"], group(graphs))
     assert seen == wanted
     assert np.array_equal(*logits)
+
+
+@pytest.mark.parametrize("names", ["cuda:0", ["cuda:0", "cuda:1"]], ids=["looped back", "two"])
+def test_no_sum_of_a_chain_is_lost(names):
+    test_rank_rounds.check(names, count=3, steps=8, stream=64)

@@ -70,14 +70,14 @@ GPURT_FN f32 whole_word(f32 word, const f32* from, bool payload) {
 }
 
 // Pieces of arguments that may be payload, in bodies that move four floats a thread, or one where
-// rows are not made of fours: no such row is payload. Any lanes.
+// rows are not made of fours: then each word is a flag of its own. Any lanes.
 GPURT_FN float4 load_piece(const float4* from) {
   const uint4 v = ld_relaxed_b128(reinterpret_cast<u64>(from));
   return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
                      __uint_as_float(v.w));
 }
 GPURT_FN f32 load_piece(const f32* from) {
-  return *from;
+  return load_word(from);
 }
 // What load_piece() gave, once it is there. payload: whether it had to be waited for.
 GPURT_FN float4 whole_piece(const float4& piece, const float4* from, bool payload) {
@@ -88,8 +88,8 @@ GPURT_FN float4 whole_piece(const float4& piece, const float4* from, bool payloa
   return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
                      __uint_as_float(v.w));
 }
-GPURT_FN f32 whole_piece(f32 piece, const f32*, bool) {
-  return piece;
+GPURT_FN f32 whole_piece(f32 piece, const f32* from, bool payload) {
+  return whole_word(piece, from, payload);
 }
 
 // Four floats, canonical, in one store. Any lanes; right for payload and for ordinary arguments.
@@ -107,8 +107,12 @@ GPURT_FN void store_piece(float4* to, const float4& v, bool payload) {
     *to = v;
   }
 }
-GPURT_FN void store_piece(f32* to, f32 v, bool) {
-  *to = v;
+GPURT_FN void store_piece(f32* to, f32 v, bool payload) {
+  if (payload) {
+    st_relaxed_u32(reinterpret_cast<u64>(to), canonical_f32(__float_as_uint(v)));
+  } else {
+    *to = v;
+  }
 }
 // Whether input, or output, `i` of a task is payload: what has two sets and is none is a symmetric
 // buffer behind a rank counter, and a task has no inputs, nor outputs, of both kinds.

@@ -155,6 +155,11 @@ GPURT_FN u32 ld_relaxed_u32(u64 from) {
   return v;
 }
 
+GPURT_FN void st_relaxed_u32(u64 to, u32 v) {
+  asm volatile("st.relaxed." GPURT_GRANULE_SCOPE ".global.u32 [%0], %1;" ::"l"(to), "r"(v)
+               : "memory");
+}
+
 // Weights: nobody writes them while the kernel is resident, and nobody on this SM reads them again.
 GPURT_FN uint4 ld_weight_b128(u64 from) {
   uint4 v;

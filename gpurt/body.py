@@ -135,6 +135,7 @@ class Body:
     # parameters, another precision.
     variant: Callable[[Operator, Target], str] | None = None
     payload: bool = False  # cuda: its struct does so with all of its arguments
+    payload_words: bool = False  # they need not be whole granules: each word is its own flag
     # Tiles lie slot by slot (coords[0] is the slot, as many tiles in each), and a step needs only
     # those of the slots in use: the first word of argument `routes`. A task of another slot returns
     # at once, so running it is always right; under `claim` it need not run at all.

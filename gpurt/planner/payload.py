@@ -76,7 +76,10 @@ def choose(
         most = AUTO_SYMMETRIC_BYTES if is_symmetric else AUTO_BYTES
         if index in plain or (edges == "auto" and buffer.size_bytes > most):
             continue
-        if any(buffer.dtype.row_bytes(n) % GRANULES_BYTES for n in _row_lengths(index, ops)):
+        granules = not all(op.body.payload_words for op in ops)
+        if granules and any(
+            buffer.dtype.row_bytes(n) % GRANULES_BYTES for n in _row_lengths(index, ops)
+        ):
             continue
         # Of other ranks' data every row is read that was written: no late store may be unseen.
         samples = {bool(op.params.get("sampled")) for op in ops if "sampled" in op.params}

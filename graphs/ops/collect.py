@@ -91,4 +91,5 @@ COLLECT = Body(
     reference=collect_reference,
     ranks=True,
     payload=True,
+    payload_words=True,
 )

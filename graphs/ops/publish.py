@@ -161,5 +161,6 @@ PUBLISH = Body(
     reference=publish_reference,
     ranks=True,
     payload=True,
+    payload_words=True,
     publishes=True,
 )

@@ -90,5 +90,6 @@ REDUCE = Body(
     reference=reduce_reference,
     ranks=True,
     payload=True,
+    payload_words=True,
     publishes=True,
 )

@@ -75,6 +75,9 @@ inline void st_relaxed_b128(u64 to, uint4 value) {
 inline u32 ld_relaxed_u32(u64 from) {
   return *aligned<const u32>(from);
 }
+inline void st_relaxed_u32(u64 to, u32 value) {
+  *aligned<u32>(to) = value;
+}
 inline uint4 ld_weight_b128(u64 from) {
   return *aligned<const uint4>(from);
 }

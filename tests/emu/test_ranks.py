@@ -78,6 +78,11 @@ def test_two_ranks_make_the_tokens_of_one(reaches, monkeypatch):
     assert np.array_equal(*logits)
 
 
-@pytest.mark.parametrize("names", ["cuda:0", ["cuda:0", "cuda:1"]], ids=["looped back", "two"])
-def test_no_sum_of_a_chain_is_lost(names):
+@pytest.mark.parametrize(
+    ("names", "floats"),
+    [("cuda:0", 256), (["cuda:0", "cuda:1"], 256), (["cuda:0", "cuda:1"], 2)],
+    ids=["looped back", "two", "two floats"],
+)
+def test_no_sum_of_a_chain_is_lost(names, floats, monkeypatch):
+    monkeypatch.setattr(test_rank_rounds, "FLOATS", floats)
     test_rank_rounds.check(names, count=3, steps=8, stream=64)

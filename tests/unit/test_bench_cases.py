@@ -32,7 +32,8 @@ muse-slice-r1 muse-slice-r16 muse-slice-r16-repeat muse-slice-r16-natural
 muse-moe-known muse-moe-routed
 draft-slice muse-step
 allreduce-8B allreduce-4K allreduce-32K allreduce-128K allreduce-256K allreduce-512K
-allreduce-32K-load allreduce-128K-load allreduce-512K-load
+allreduce-8B-load allreduce-4K-load allreduce-32K-load allreduce-128K-load allreduce-256K-load
+allreduce-512K-load
 ttft-512 ttft-8192 decode-p99 launches smollm2-host
 """
 

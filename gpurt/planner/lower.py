@@ -9,7 +9,7 @@ one whose form was not chosen; those in its place are generated ones.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpurt.body import Body, Param, Target
@@ -28,6 +28,7 @@ class Lowering:
         self.graph.operators = []
         self.generated = 0
         self._count = len(graph.operators)
+        self._made: dict[Hashable, tuple[set[int], tuple[Region | None, ...]]] = {}
 
     def activation(self, op: Operator, name: str, shape: Sequence[int], dtype: str) -> Region:
         """A buffer that lives inside a step, in whole, for operators in place of `op`."""
@@ -35,6 +36,23 @@ class Lowering:
         where = f"{op.path}[{op.index}].{name}"  # several operators may have one path
         buffers.append(Buffer(where, tuple(shape), DTYPES[dtype], "activation", len(buffers)))
         return buffers[-1].whole
+
+    def once(
+        self,
+        key: Hashable,
+        reads: Sequence[Region | None],
+        make: Callable[[], tuple[Region | None, ...]],
+    ) -> tuple[Region | None, ...]:
+        """What `make` gave for this key before, while nobody wrote what it was made of."""
+        if key not in self._made:
+            of = {region.buffer.index for region in reads if region is not None}
+            self._made[key] = of, make()
+        return self._made[key][1]
+
+    def written(self, op: Operator) -> None:
+        """An operator of the graph was lowered."""
+        indices = {region.buffer.index for region in op.writes}
+        self._made = {k: v for k, v in self._made.items() if not v[0] & indices}
 
     def add(
         self,
@@ -90,6 +108,7 @@ def lower(graph: Graph, target: Target, policies: Sequence[Policy]) -> Lowered:
         else:
             made.append(op)
         chosen += [policy] * (len(made) - len(chosen))
+        lowering.written(op)
     if not replaced:
         return Lowered(graph, policies)
     return Lowered(lowering.graph, chosen, replaced, lowering.generated)

@@ -32,6 +32,7 @@ from gpurt.graphs.ops.packing import (
 from gpurt.graphs.ops.regions import array_of, columns, part, required
 
 if TYPE_CHECKING:
+    from gpurt.buffer import Region
     from gpurt.graph import Operator
     from gpurt.planner.lower import Lowering
 
@@ -47,17 +48,32 @@ PARAMS = (
 
 
 def widen(op: Operator, lowering: Lowering, row_tiles: int) -> None:
-    """The two operators in place of `op`. row_tiles: of a packed tile of W."""
-    rows, k = op.args["x"].shape
+    """The two operators in place of `op`; one if another matvec has the same input. row_tiles: of a
+    packed tile of W.
+    """
+    args, params = op.args, {**op.params, "row_tiles": row_tiles}
+    n, k = args["w"].shape
+    rows = args["x"].shape[0]
     tiles, chunks = -(-rows // STEP_TILE), -(-k // CHUNK)
-    x = lowering.activation(op, "x", [tiles, chunks * STEP_TILE * CHUNK], "bf16")
-    factors = None
-    if "norm" in op.args:
-        factors = lowering.activation(op, "factors", [tiles, TILE_SIZES * STEP_TILE], "f32")
-    params = {**op.params, "row_tiles": row_tiles}
-    made = {"x": op.args["x"], "norm": op.args.get("norm"), "y": x, "factors": factors}
-    lowering.add(op, "input", MATVEC_INPUT, made, params)
-    lowering.add(op, "wide", MATVEC_WIDE, {**op.args, "x": x, "norm": factors}, params)
+
+    def make() -> tuple[Region | None, ...]:
+        x = lowering.activation(op, "x", [tiles, chunks * STEP_TILE * CHUNK], "bf16")
+        factors = None
+        if "norm" in args:
+            factors = lowering.activation(op, "factors", [tiles, TILE_SIZES * STEP_TILE], "f32")
+        made = {"x": args["x"], "norm": args.get("norm"), "y": x, "factors": factors}
+        lowering.add(op, "input", MATVEC_INPUT, made, params)
+        return x, factors
+
+    reads = (args["x"], args.get("norm"))
+    of = [None if r is None else (r.buffer.index, r.bounds) for r in reads]
+    kind = [params[name] for name in ("eps", "sampled", "x_dtype")]
+    # The sizes of W's packed tiles, as device/bodies/matvec_input.cuh finds them.
+    all_tiles = -(-n // ROW_TILE)
+    sizes = (row_tiles if all_tiles >= row_tiles else 0) | all_tiles % row_tiles
+    key = ("matvec_input", *of, *kind, sizes if "norm" in args else 0)
+    x, factors = lowering.once(key, reads, make)
+    lowering.add(op, "wide", MATVEC_WIDE, {**args, "x": x, "norm": factors}, params)
 
 
 def tile_input(op: Operator, target: Target) -> list[Tile]:

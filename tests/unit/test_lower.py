@@ -128,3 +128,25 @@ def test_a_mixtures_rows_choose_in_parts_and_one_task_decides() -> None:
 def test_more_pairs_than_the_body_has_room_for_are_refused() -> None:
     with pytest.raises(GraphError, match="3000 rows of 3 experts, the CUDA body takes 8192 pairs"):
         plan(tiny_muse(rows=3000), CUDA)
+
+
+def test_matvecs_of_one_input_share_it_until_it_is_written_again() -> None:
+    made = plan(tiny_llama(rows=40), CUDA)
+    inputs = [op.name for op in made.operators if op.body == "matvec_input"]
+    assert inputs == [*["q.input", "o.input", "gate_up.input", "down.input"] * 2, "head.input"]
+    graph = Graph(rows=20)
+    w = graph.weight("w", [64, 64], "bf16", np.zeros((64, 64), np.float32))
+    a, b, c = (graph.activation(name, [20, 64], "f32") for name in "abc")
+    norm = graph.weight("norm", [64], "f32", np.zeros(64, np.float32))
+    matvec(graph, a, w, b, name="first")
+    matvec(graph, a, w, c, name="shares")
+    matvec(graph, a, w, c, norm=norm, eps=1e-5, name="normed")
+    matvec(graph, b, w, a, name="writes")
+    matvec(graph, a, w, c, name="again")
+    names = [op.name for op in lower(graph, CUDA, ["static"] * 5).graph.operators]
+    assert [n for n in names if "input" in n] == [
+        "first.input",
+        "normed.input",
+        "writes.input",
+        "again.input",
+    ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from gpurt.plan import plan_counter
+from gpurt.plan import plan_counter, shared_edges
 from gpurt.wire import FaultKind
 
 if TYPE_CHECKING:
@@ -151,7 +151,10 @@ class _History:
         ops = {
             e.producer_op for e in self._plan.edges if e.kind == "payload" and e.consumer_op == op
         }
-        return self._blame([t for t, record in enumerate(self._plan.tasks) if record.op in ops])
+        late = self._blame([t for t, record in enumerate(self._plan.tasks) if record.op in ops])
+        if any(consumer == op for _, consumer in shared_edges(self._plan)):
+            late += "; all ranks store it, so another one may be late"
+        return late
 
     def blame_task(self, task: int) -> str:
         counters = [c for c, _ in self._plan.tasks[task].waits]

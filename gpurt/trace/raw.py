@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.errors import TraceError
+from gpurt.plan import shared_edges
 from gpurt.trace.clocks import offsets
 from gpurt.trace.spans import SPAN, StepSpans
 from gpurt.trace.trace import STEP, STEP_MASK, OperatorInfo, RequestInfo, Rows, Trace
@@ -47,6 +48,7 @@ def build(
     sizes = [t.cost_bytes or (t.stream[2] if t.stream else 0) for t in plan.tasks]
     regions, reads, writes = _regions(plan)
     edges = {(e.producer_op, e.consumer_op) for e in plan.edges if e.kind == "payload"}
+    shared = shared_edges(plan)
     variants = plan.step_variants()
     variant = np.repeat(np.arange(len(variants)), [v.end - v.begin for v in variants])
     devices = ranks if plan.target.kind == "cuda" else 1
@@ -60,7 +62,10 @@ def build(
         waits=_tiled(_rows([c for c, _ in t.waits] for t in plan.tasks), ranks, len(plan.counters)),
         producers=_producers(plan, ranks),
         payload_edges=tuple(
-            (a + r * ops, b + r * ops) for r in range(ranks) for a, b in sorted(edges)
+            (a + other * ops, b + r * ops)
+            for r in range(ranks)
+            for a, b in sorted(edges)
+            for other in (range(ranks) if (a, b) in shared else (r,))
         ),
         kept=StepSpans(spans),
         steps=steps,

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from gpurt.graph import Graph
+from gpurt.plan import PlanBuffer, PlanEdge
 from gpurt.trace import Trace, analysis
 from gpurt.trace.clocks import late_ranks
 from gpurt.trace.view import show
@@ -91,6 +92,37 @@ def test_the_late_rank_of_collectives_is_named():
     assert "last to a collective: rank 0 0%, rank 1 100%, by 0.0 us in the median" in out.getvalue()
     alone = Trace.from_raw(toy_plan(Graph("toy", vocab=5)), raw_of_rank(0))
     assert late_ranks(alone) is None
+
+
+def polling():
+    """`second` of every rank polls what `first` of both stores; no counter of ranks."""
+    plan = plan_of_ranks()
+    slots = PlanBuffer("slots", (2, 1), "f32", "symmetric", "", 8, "symmetric_payload", 0)
+    number, whole = len(plan.buffers), ((0, 2), (0, 1))
+    tasks = list(plan.tasks)
+    tasks[0] = replace(tasks[0], writes=((number, whole),))
+    tasks[1] = replace(tasks[1], reads=((number, whole),))
+    return replace(
+        plan,
+        target=replace(plan.target, kind="cuda"),
+        buffers=(*plan.buffers, slots),
+        tasks=tuple(tasks),
+        counters=tuple(replace(c, ranks=False) for c in plan.counters),
+        edges=(PlanEdge("payload", tasks[0].op, tasks[1].op, 1, "slots"),),
+    )
+
+
+@pytest.mark.parametrize("ahead", [0, 200, 7_000_000_000])
+def test_what_ranks_poll_bounds_their_clocks_and_names_the_late_one(ahead):
+    trace = Trace.from_raw(polling(), raw_of_rank(0, 10_000), raw_of_rank(1, 10_000 + ahead))
+    assert trace.clock_error_ns == 350  # `second` ends 350 ns after `first` of the other began
+    spans = {(int(s["step"]), int(s["task"])): int(s["begin_ns"]) for s in trace.spans}
+    assert spans[1, 3] == spans[1, 0]
+    assert set(trace.payload_edges) == {(0, 1), (3, 1), (0, 4), (3, 4)}
+    late = late_ranks(trace)
+    assert late is not None
+    assert late.shares == (0.0, 1.0)
+    assert late.median_us == pytest.approx(0.04)
 
 
 def test_file_and_views_keep_the_ranks(tmp_path):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from gpurt.plan import plan_counter, shared_edges
+from gpurt.plan import plan_counter
+from gpurt.shared_edges import shared_edges
 from gpurt.wire import FaultKind
 
 if TYPE_CHECKING:

@@ -323,20 +323,6 @@ def rank_counters(plan: Plan) -> dict[int, int]:
     return {index: number for number, index in enumerate(indices)}
 
 
-def shared_edges(plan: Plan) -> set[tuple[int, int]]:
-    """(producer, consumer) operators between which data of all ranks goes as payload."""
-    writers = {
-        task.op
-        for task in plan.tasks
-        if any(plan.buffers[n].memory == "symmetric_payload" for n, _ in task.writes)
-    }
-    return {
-        (e.producer_op, e.consumer_op)
-        for e in plan.edges
-        if e.kind == "payload" and e.producer_op in writers
-    }
-
-
 def plan_counter(plan: Plan, wire_counter: int) -> int:
     """The index in Plan.counters of a counter as records and Faults name it."""
     if not wire_counter & RANK_COUNTER:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.plan import shared_edges
+from gpurt.shared_edges import shared_edges
 
 if TYPE_CHECKING:
     from gpurt.plan import Plan

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.errors import TraceError
-from gpurt.plan import shared_edges
+from gpurt.shared_edges import shared_edges
 from gpurt.trace.clocks import offsets
 from gpurt.trace.spans import SPAN, StepSpans
 from gpurt.trace.trace import STEP, STEP_MASK, OperatorInfo, RequestInfo, Rows, Trace

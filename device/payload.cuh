@@ -48,12 +48,15 @@ GPURT_FN void load_granules(u64 address, bool payload, const BodyContext& contex
   }
 }
 
-// `granule` as loaded from `address`, polled until it is there. Any lanes.
-GPURT_FN uint4 whole_granule(uint4 granule, u64 address) {
-  for (u32 polls = 0; is_sentinel(granule) && !must_end(polls);) {
+// A granule that was not there yet, polled until it is. Any lanes. Out of line: a body that looks
+// at several at once would hold this loop as often.
+__device__ __noinline__ uint4 wait_granule(u64 address) {
+  uint4 granule;
+  u32 polls = 0;
+  do {
     pause();
     granule = ld_relaxed_b128(address);
-  }
+  } while (is_sentinel(granule) && !must_end(polls));
   return granule;
 }
 
@@ -61,12 +64,17 @@ GPURT_FN uint4 whole_granule(uint4 granule, u64 address) {
 GPURT_FN f32 load_word(const f32* from) {
   return __uint_as_float(ld_relaxed_u32(reinterpret_cast<u64>(from)));
 }
-GPURT_FN f32 whole_word(f32 word, const f32* from, bool payload) {
-  for (u32 polls = 0; payload && __float_as_uint(word) == kPayloadSentinel && !must_end(polls);) {
+__device__ __noinline__ f32 wait_word(const f32* from) {
+  f32 word;
+  u32 polls = 0;
+  do {
     pause();
     word = load_word(from);
-  }
+  } while (__float_as_uint(word) == kPayloadSentinel && !must_end(polls));
   return word;
+}
+GPURT_FN f32 whole_word(f32 word, const f32* from, bool payload) {
+  return payload && __float_as_uint(word) == kPayloadSentinel ? wait_word(from) : word;
 }
 
 // Pieces of arguments that may be payload, in bodies that move four floats a thread, or one where
@@ -81,10 +89,10 @@ GPURT_FN f32 load_piece(const f32* from) {
 }
 // What load_piece() gave, once it is there. payload: whether it had to be waited for.
 GPURT_FN float4 whole_piece(const float4& piece, const float4* from, bool payload) {
-  if (!payload) return piece;
-  const uint4 v = whole_granule(make_uint4(__float_as_uint(piece.x), __float_as_uint(piece.y),
-                                           __float_as_uint(piece.z), __float_as_uint(piece.w)),
-                                reinterpret_cast<u64>(from));
+  const uint4 seen = make_uint4(__float_as_uint(piece.x), __float_as_uint(piece.y),
+                                __float_as_uint(piece.z), __float_as_uint(piece.w));
+  if (!payload || !is_sentinel(seen)) return piece;
+  const uint4 v = wait_granule(reinterpret_cast<u64>(from));
   return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
                      __uint_as_float(v.w));
 }

@@ -35,6 +35,10 @@ struct combine {
   }
 
  private:
+  // d is payload only as what ranks exchange.
+  GPURT_FN static bool polls(const TaskRecord& task) {
+    return GPURT_RANKS != 0 && polls_input(task, 0);
+  }
   GPURT_FN static const float4* four(const f32* row, u32 i) {
     return reinterpret_cast<const float4*>(row) + i;
   }
@@ -46,7 +50,7 @@ struct combine {
   // once, where pair by pair each made a trip to L2 of its own.
   GPURT_FN static void sum_some(RowNorm::Partial* partial, u32 left, u32 width,
                                 const BodyContext& context, const f32* d, const f32* gain,
-                                bool polls) {
+                                bool waits) {
     const u32 lane = context.thread % 32;
 #pragma unroll 1
     for (u32 v = context.thread / 32; v < RowNorm::kVirtual; v += context.team_threads / 32) {
@@ -60,7 +64,7 @@ struct combine {
         const float4 g = read4(gain, i);
 #pragma unroll
         for (u32 j = 0; j < kAtOnce; ++j)
-          x[j] = whole_piece(x[j], four(d + u64(j < left ? j : 0) * width, i), polls);
+          x[j] = whole_piece(x[j], four(d + u64(j < left ? j : 0) * width, i), waits);
 #pragma unroll
         for (u32 j = 0; j < kAtOnce; ++j) sum[j] = RowNorm::add4(mul4(x[j], g), sum[j]);
       }
@@ -88,7 +92,7 @@ struct combine {
 #pragma unroll 1
     for (u32 t = 0; gain != nullptr && t < top_k; t += kAtOnce)
       sum_some(scratch.partial + t, top_k - t, width, context, d + u64(t) * width, gain,
-               polls_input(task, 0));
+               polls(task));
     context.sync();
     if (context.thread < top_k) {
       scratch.is_here[context.thread] = slot != RoutesLayout::kNoSlot;
@@ -106,7 +110,7 @@ struct combine {
     const f32* gain = arg<const f32>(task, 2);
     const f32* residual = arg<const f32>(task, 3);
     f32* y = context.address<f32>(task, 4) + u64(row) * width;
-    const bool polls = polls_input(task, 0);
+    const bool waits = polls(task);
     for (u32 i = task.tile[0] / 4 + context.thread; i < task.tile[1] / 4;
          i += context.team_threads) {
       float4 total{};
@@ -121,7 +125,7 @@ struct combine {
 #pragma unroll
         for (u32 j = 0; j < kAddedAtOnce; ++j) {
           if (base + j >= top_k || scratch.is_here[base + j] == 0) continue;
-          x[j] = whole_piece(x[j], four(d + u64(base + j) * width, i), polls);
+          x[j] = whole_piece(x[j], four(d + u64(base + j) * width, i), waits);
           const f32 f = scratch.factor[base + j];
           const float4 v = gain == nullptr ? x[j] : mul4(x[j], g);
           total = is_first ? scale4(v, f) : fma4(v, make_float4(f, f, f, f), total);

@@ -22,7 +22,8 @@ from gpurt.runtime import Runtime
 
 pytestmark = pytest.mark.timeout(120)
 
-RANKS, FLOATS, STREAM = 2, 256, 1024  # 2 MB of weights beside each sum
+RANKS, FLOATS = 2, 256
+STREAM = 2048  # 8 MB of weights beside each sum, of eight matrices in turn: more than L2 holds
 COUNT, STEPS = 100, 10_000
 MIX = """
 struct mix {
@@ -65,10 +66,11 @@ def chain(rank: int, count: int, stream: int) -> Graph:
     body = gpurt.body("mix", mix, cuda=MIX)
     x = total = graph.input("x", [1, FLOATS], "f32")
     z = graph.input("z", [1, stream], "bf16")
-    w = graph.weight("w", [stream, stream], "bf16", np.zeros((stream, stream), np.uint16))
+    zeros = np.zeros((stream, stream), np.uint16)
+    w = [graph.weight(f"w[{i}]", [stream, stream], "bf16", zeros) for i in range(8)]
     for number in range(count):
         beside = graph.activation(f"beside[{number}]", [1, stream], "f32")
-        matvec(graph, z, w, beside, name="beside")
+        matvec(graph, z, w[number % len(w)], beside, name="beside")
         part = graph.activation(f"part[{number}]", [1, FLOATS], "f32")
         graph.task(body, [total], [part], number=number, floats=FLOATS)
         total = x if number == count - 1 else graph.activation(f"y[{number}]", [1, FLOATS], "f32")

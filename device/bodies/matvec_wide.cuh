@@ -225,29 +225,30 @@ struct matvec_wide : RingBody<matvec_wide> {
     }
   };
 
-  // Rolled but for the loads: straight code would be fetched anew by every task.
-  GPURT_FN static void finish(const TaskRecord& task, const Job& job, u32 warp, const Sums& value) {
+  // Rolled but for the loads, which are under way at once: straight code would be fetched anew by
+  // every task.
+  GPURT_FN static void finish(const TaskRecord& task, const Job& job, u32 warp, Sums& value) {
     const Place place = Place::of(task, job, warp);
     const f32* residual = arg<const f32>(task, T::kArgResidual);
-    put(0, warp, value);
+    Sums held = {};
     if (residual != nullptr) {
-      Sums held;
 #pragma unroll
       for (u32 n = 0; n < kOwn; ++n) {
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) held[n][i] = place.has(n, i) ? residual[place.at(n, i)] : 0.0f;
       }
-      put(1, warp, held);
     }
+    if (task.addr[T::kArgNorm] != 0) scale_rows(task, job, place, value);
+    put(0, warp, value);
+    put(1, warp, held);
 #pragma unroll 1
     for (u32 n = 0; n < kOwn; ++n) {
-      const float4 sums = *parked(0, warp, n), held = *parked(1, warp, n);
+      const float4 sums = *parked(0, warp, n), others = *parked(1, warp, n);
       const f32 sum[4] = {sums.x, sums.y, sums.z, sums.w};
-      const f32 other[4] = {held.x, held.y, held.z, held.w};
+      const f32 other[4] = {others.x, others.y, others.z, others.w};
 #pragma unroll
       for (u32 i = 0; i < 4; ++i) {
-        const u32 row = min(place.row + n * 8 + i % 2, job.rows - 1);
-        f32 v = with_extras(task, job, row, sum[i]);
+        f32 v = scaled(task, sum[i]);
         if (place.paired != 0) v = T::swiglu(v, __shfl_down_sync(~0u, v, 4));
         if (residual != nullptr) v = __fadd_rn(v, other[i]);
         if (!place.has(n, i) || (place.paired & place.of_w) != 0) continue;
@@ -256,12 +257,28 @@ struct matvec_wide : RingBody<matvec_wide> {
     }
   }
 
-  GPURT_FN static f32 with_extras(const TaskRecord& task, const Job& job, u32 j, f32 v) {
-    if (task.addr[T::kArgNorm] != 0) {
-      const u32 row = task.tile[2] + j;
-      const u32 at = (row / 8 * matvec_input::kSizes + job.size_log2) * 8 + row % 8;
-      v = __fmul_rn(v, arg<const f32>(task, T::kArgNorm)[at]);
+  // By the factor of each step row, for packed tiles of this task's size. A row that is not there
+  // takes the last one's, and is not stored.
+  GPURT_FN static void scale_rows(const TaskRecord& task, const Job& job, const Place& place,
+                                  Sums& value) {
+    const f32* factors = arg<const f32>(task, T::kArgNorm) + job.size_log2 * 8;
+    f32 factor[kOwn][2];
+#pragma unroll
+    for (u32 n = 0; n < kOwn; ++n) {
+#pragma unroll
+      for (u32 i = 0; i < 2; ++i) {
+        const u32 row = task.tile[2] + min(place.row + n * 8 + i, job.rows - 1);
+        factor[n][i] = factors[row / 8 * matvec_input::kSizes * 8 + row % 8];
+      }
     }
+#pragma unroll
+    for (u32 n = 0; n < kOwn; ++n) {
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) value[n][i] = __fmul_rn(value[n][i], factor[n][i % 2]);
+    }
+  }
+
+  GPURT_FN static f32 scaled(const TaskRecord& task, f32 v) {
     if constexpr (kMatvecScaled) {
       if (param_f32(task, kMatvecScale) != 1 || param_f32(task, kMatvecSoftcap) > 0)
         v = scale_and_cap(v, param_f32(task, kMatvecScale), param_f32(task, kMatvecSoftcap));

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpurt.body import Arg, Body, Target, Tile
+from gpurt.errors import GraphError
 from gpurt.graphs.ops.regions import columns, part
 
 if TYPE_CHECKING:
@@ -21,12 +22,19 @@ if TYPE_CHECKING:
     from gpurt.planner.lower import Lowering
 
 ROWS_MAX = 16  # of a step whose rows device/bodies/attention.cuh takes at once
+_ROWS_LIMIT = 0xFFFF
 _WRITTEN_ROWS = 8  # a task's: one round of vectors of 128 for its team
 _COST_POSITIONS = 256  # as attention.py counts them
 
 
 def widen(op: Operator, lowering: Lowering) -> None:
-    """The two operators in place of `op`; one if it only writes the cache."""
+    """The two operators in place of `op`; one if it only writes the cache. Raises: GraphError for
+    more rows than a coordinate says.
+    """
+    rows = op.args["kv"].shape[0]
+    if rows > _ROWS_LIMIT:
+        msg = f"{rows} rows a step, the CUDA body takes {_ROWS_LIMIT} - at {op.path}"
+        raise GraphError(f"{msg} - build the graph with rows={_ROWS_LIMIT} or fewer")
     of_kv = {name: region for name, region in op.args.items() if name not in _OF_QUERIES}
     lowering.add(op, "kv", ATTENTION_KV, of_kv, op.params)
     if "q" in op.args:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.loaders import WeightSource
+from gpurt.loaders import WeightSource, hf_qwen3_moe
 from gpurt.loaders.hf import config_from_json
 
 CONFIG = {
@@ -32,7 +32,9 @@ def tiny_folder(folder: Path, seed: int = 0, **changes: object) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(values))
     rng = np.random.default_rng(seed)
-    shapes = config_from_json(values, str(folder)).tensors()
+    is_mixture = values["model_type"] == "qwen3_moe"
+    read = hf_qwen3_moe.config_from_json if is_mixture else config_from_json
+    shapes = read(values, str(folder)).tensors()
     tensors = {
         name: rng.normal(1.0 if "norm" in name else 0.0, 0.3, shape).astype(np.float32)
         for name, shape in shapes.items()

@@ -100,4 +100,11 @@ GPURT_FN void trace_stall(u32 turn, u32 cycles) {
   if (is_trace_lane()) slot_of(turn).stall += cycles;
 }
 
+// Arguments with two sets point to the round's from here on: the loops of experts ask for none.
+GPURT_FN void choose_sets(Slot& slot) {
+  for (u32 i = 0; slot.record.payload_mask >> i != 0; ++i)
+    slot.record.addr[i] = arg_address(slot.record, i, slot.round, gpurt_program.payload_set_bytes);
+  slot.record.payload_mask = 0;
+}
+
 }  // namespace gpurt

@@ -157,14 +157,6 @@ struct Loader {
     return true;
   }
 
-  // Arguments with two sets point to the round's: so the loops of experts ask for none.
-  __device__ static void choose_sets(Slot& slot) {
-    for (u32 i = 0; slot.record.payload_mask >> i != 0; ++i)
-      slot.record.addr[i] =
-          arg_address(slot.record, i, slot.round, gpurt_program.payload_set_bytes);
-    slot.record.payload_mask = 0;
-  }
-
   // Whether the edges of the oldest slot not looked at are met, if it has an expert and that is
   // known. True: one step was made.
   __device__ bool look() {

@@ -219,7 +219,8 @@ __device__ __noinline__ bool decide_by_warp(const Slot& slot) {
     const bool is_mine = begin + lane < decision.absent_count;
     const u32 amount = is_mine ? absent_signals(absents[begin + lane], live) : 0;
     const u32 counter = is_mine ? absents[begin + lane].counter : 0;
-    const bool pushes = amount != 0 && infos[counter].successor_count != 0;
+    const bool pushes =
+        amount != 0 && (is_rank_counter(counter) || infos[counter].successor_count != 0);
     if (amount != 0 && !pushes) add_relaxed(counter_address(program, counter), amount);
     for (u32 rest = __ballot_sync(~0u, pushes); rest != 0; rest &= rest - 1) {
       const u32 from = __ffs(static_cast<int>(rest)) - 1;

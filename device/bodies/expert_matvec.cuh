@@ -34,7 +34,7 @@ namespace gpurt {
 
 struct expert_matvec {
   enum Arg : u32 { kArgX, kArgW, kArgNorm, kArgWScale, kArgRoutes, kArgY };
-  enum Param : u32 { kN, kK, kEpilogue, kWDtype, kXPerPair, kTopK, kEps };
+  enum Param : u32 { kN, kK, kEpilogue, kWDtype, kXPerPair, kTopK, kEps, kYRanks };
   static constexpr u32 kVirtual = MatvecTask::kVirtual;
   static constexpr u32 kGroupStride = MatvecTask::kGroupStride;
   static constexpr u32 kTilesMax = 4;  // T
@@ -119,6 +119,8 @@ struct expert_matvec {
     const u32 count = users_of(turn).count;
     if (count == 0) return;  // all threads: the slot is not live
     if constexpr (kTeamWarps == 1) {
+      if (threadIdx.x == 0) choose_sets(slot_of(turn));
+      __syncwarp();
 #pragma unroll 1
       for (u32 first = 0; first < count; first += 8) run_single<Unit>(turn, first);
     } else {
@@ -419,13 +421,11 @@ struct expert_matvec {
     const Users users = users_of(turn, first);
     Pass* passes = reinterpret_cast<Pass*>(shared().scratch);
     const u32 count = min((users.count + kPassPairs - 1) / kPassPairs, 4u);
-    const u64 x_rows =
-        arg_address(task, kArgX, slot_of(turn).round, gpurt_program.payload_set_bytes);
 #pragma unroll 1
     for (u32 v = 0; v < kVirtual; ++v) {
       ExpertMemory<Unit> memory{weights_of<Unit>(task, users.expert, v)};
       ExpertActivations<8> x;
-      start(task, x_rows, users, 0, x);
+      start(task, task.addr[kArgX], users, 0, x);
       f32 sum[1][kTilesMax][4] = {};
       multiply<Unit, 8>(task, v, memory, x, sum);
       const f32 squares = task.addr[kArgNorm] != 0 ? x.sum_squares(0) : 0;
@@ -475,7 +475,10 @@ struct expert_matvec {
       } else {
         value = z_of(task, pass, j, i) * norm * scales.even;
       }
-      arg<f32>(task, kArgY)[u64{pair} * width + begin + i] = value;
+      if (kMatvecPublished && task.param[kYRanks] != 0)
+        Copies::put(task.param + kYRanks, task.addr[kArgY], pair, begin + i, value);
+      else
+        arg<f32>(task, kArgY)[u64{pair} * width + begin + i] = value;
     }
   }
 

@@ -38,6 +38,14 @@ struct Copies {
     const u64* peers = at<const u64>(program.peers);
     return i == 0 ? 0 : peers[i] - peers[0];
   }
+
+  // One word to all that get it, canonical: it may be payload. Any lanes.
+  GPURT_FN static void put(const u32* param, u64 y, u32 row, u32 column, f32 value) {
+    const u64 to = first_of(param, y, row, column);
+#pragma unroll 1
+    for (u32 i = 0; i < count_of(param); ++i)
+      st_relaxed_u32(to + offset_of(param, i), canonical_f32(__float_as_uint(value)));
+  }
 };
 
 }  // namespace gpurt

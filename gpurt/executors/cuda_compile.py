@@ -244,7 +244,9 @@ def _features(plan: Plan) -> list[str]:
         "GPURT_TREES": any(t.body == "attention_commit" for t in tasks),
         "GPURT_EXPERTS": any(t.expert is not None for t in tasks),
         "GPURT_PUBLISHED": any(
-            t.body in ("matvec", "matvec_f32") and any(t.params[11:12]) for t in tasks
+            t.body not in ("publish", "reduce") and plan.buffers[number].role == "symmetric"
+            for t in tasks
+            for number, _ in t.writes
         ),
         "GPURT_RANKS": any(b.memory == "symmetric_payload" for b in plan.buffers),
         "GPURT_OWN_ROWS": any(t.flags & TASK_OWN_ROWS for t in tasks),

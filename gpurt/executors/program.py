@@ -230,10 +230,15 @@ def param_bits(value: Param) -> int:
 
 
 # ---- helpers ---------------------------------------------------------------------------------
+def _wire_counters(plan: Plan) -> dict[int, int]:
+    """How records name the counters that all ranks signal."""
+    return {i: wire.RANK_COUNTER | number for i, number in rank_counters(plan).items()}
+
+
 def _records(plan: Plan, bodies: Mapping[str, int], addresses: Sequence[int]) -> NDArray[Any]:
     records = np.zeros(len(plan.tasks), wire.TASK_RECORD)
     params: dict[tuple[Param, ...], list[int]] = {}  # tiles of one operator share theirs
-    ranks = {i: wire.RANK_COUNTER | number for i, number in rank_counters(plan).items()}
+    ranks = _wire_counters(plan)
     for index, task in enumerate(plan.tasks):
         body = bodies.get(task.body)
         if body is None or body > _BODY_MAX:
@@ -285,6 +290,7 @@ def _decisions(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """What deciders and compensators do, one row a task, and its index in the task's record."""
     dynamic = [(i, s, s.dynamic) for i, s in enumerate(plan.segments) if s.dynamic is not None]
+    ranks = _wire_counters(plan)
     tasks = sorted({t for _, _, d in dynamic for t in (d.decider, d.compensator)})
     decisions = np.zeros(len(tasks), wire.DECISION)
     absents: list[tuple[int, int, int, int]] = []
@@ -299,7 +305,7 @@ def _decisions(
                 decision["published"][published] = (index, d.tiles_per_slot)
                 published += 1
             if task == d.compensator:
-                absents += d.absent
+                absents += [(ranks.get(row[0], row[0]), *row[1:]) for row in d.absent]
         decision["absent_begin"], decision["absent_count"] = begin, len(absents) - begin
         decision["published_count"] = published
         records[task]["param"][wire.PARAM_DECISION] = number

@@ -2,7 +2,7 @@
 
 A publish moves what one operator made, a hop of its own. Where nobody else reads that, the operator
 stores to all ranks itself, and the publish is left out, as an operator of a form that was not
-chosen. Bits are the same: who stores is not who adds. Only for bodies on cuda that can
+chosen. Bits are the same: who stores does not add. Only for bodies on cuda that can
 (`Body.published`): the host's publish costs a copy, no hop.
 """
 
@@ -50,7 +50,8 @@ def directed(graph: Graph, target: Target, left_out: set[int]) -> tuple[Graph, s
 
 def _may_publish(maker: Operator, publish: Operator) -> bool:
     region, width = publish.args["part"], int(publish.params["width"])
-    same_rows = maker.rows == publish.rows and int(publish.params["per_row"]) == 1
+    per_row = int(maker.params.get("top_k", 1))  # experts' rows are pairs
+    same_rows = maker.rows == publish.rows and int(publish.params["per_row"]) == per_row
     return (
         maker.body.published is not None
         and same_rows

@@ -63,7 +63,9 @@ def choose(
             index = region.buffer.index
             users.setdefault(index, []).append(op)
             # `ready` needs a last dependency that somebody counts, so its edges stay counters.
-            if not op.body.takes_payload(name) or of_op[op.index] == "ready":
+            # Who publishes stores each word, or granule, as payload needs it.
+            takes = op.body.takes_payload(name) or (name == "y" and bool(op.params.get("y_ranks")))
+            if not takes or of_op[op.index] == "ready":
                 plain.add(index)
         if op.rows is not None:
             plain.add(op.rows.buffer.index)

@@ -26,6 +26,7 @@ from gpurt.body import Arg, Body, StepRows, Stream, Target, Tile
 from gpurt.buffer import Region
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.dtypes import dtype_code
+from gpurt.graphs.ops.publish import NOT_PUBLISHED, published_columns
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 from gpurt.graphs.ops.route import RoutesLayout
 
@@ -78,13 +79,14 @@ def expert_matvec(
         x_per_pair=int(x_per_pair),
         top_k=top_k,
         eps=float(eps),
+        **NOT_PUBLISHED,
     )
 
 
 def layout_of(op: Operator) -> RoutesLayout:
     """The layout of the operator's `routes`."""
     top_k = int(op.params["top_k"])
-    return RoutesLayout(op.args["y"].shape[0] // top_k, op.args["w"].shape[0], top_k)
+    return RoutesLayout(op.args["y"].shape[-2] // top_k, op.args["w"].shape[0], top_k)
 
 
 def tile_expert_matvec(op: Operator, target: Target) -> list[Tile]:
@@ -124,9 +126,21 @@ def expert_tiles(
         y = _slot_row(op, args["y"], slot)
         of_slot = none if streams is None else streams(slot)
         for (begin, end), w, stream, size in zip(ranges, parts, of_slot, cost_bytes, strict=True):
-            write = columns(y, begin // divisor, end // divisor)
-            tiles.append(Tile((slot, begin, end, code), (x, w, *shared), (write,), stream, size))
+            out = (begin // divisor, end // divisor)
+            published = op.params["y_ranks"]
+            writes = published_columns(op, y, *out) if published else (columns(y, *out),)
+            tiles.append(Tile((slot, begin, end, code), (x, w, *shared), writes, stream, size))
     return tiles
+
+
+def published_experts(op: Operator, share: int) -> bool:
+    """Whether its tasks can store shares of y on one rank each, word by word."""
+    from gpurt.graphs.ops.expert_matvec_cuda import expert_cut
+
+    if not share or op.params["epilogue"]:
+        return False
+    ranges = expert_cut(op).tiles(op.args["w"].shape[1])
+    return all(begin // share == (end - 1) // share for begin, end in ranges)
 
 
 def packing_expert_matvec(op: Operator, arg: str, target: Target) -> str:
@@ -176,10 +190,11 @@ EXPERT_MATVEC = Body(
         Arg("routes", "r"),
         Arg("y", "w"),
     ),
-    params=("n", "k", "epilogue", "w_dtype", "x_per_pair", "top_k", "eps"),
+    params=("n", "k", "epilogue", "w_dtype", "x_per_pair", "top_k", "eps", *NOT_PUBLISHED),
     tile=tile_expert_matvec,
     reference=expert_matvec_reference,
     ranks=True,
+    published=published_experts,
     packing=packing_expert_matvec,
     dynamic=True,
 )
@@ -189,4 +204,5 @@ def _slot_row(op: Operator, region: Region, slot: int) -> Region:
     """Row `slot` of a buffer of pairs; the last slot stands for all rows that are left."""
     layout = layout_of(op)
     last = slot == layout.slots - 1
-    return part(region, 0, slot, region.shape[0] if last else slot + 1)
+    axis = len(region.shape) - 2
+    return part(region, axis, slot, region.shape[axis] if last else slot + 1)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gpurt.buffer import DTYPES
+from gpurt.errors import FaultError
 from gpurt.graphs.llama import build
 from gpurt.loaders import WeightSource
 from gpurt.planner import forms
@@ -86,3 +87,16 @@ def test_two_ranks_make_the_tokens_of_one(reaches, monkeypatch):
 def test_no_sum_of_a_chain_is_lost(names, floats, monkeypatch):
     monkeypatch.setattr(test_rank_rounds, "FLOATS", floats)
     test_rank_rounds.check(names, count=3, steps=8, stream=64)
+
+
+def test_a_rank_that_faults_takes_along_who_polls_for_its_data(monkeypatch):
+    faults = """
+    if (rank == 1 && context.round == 3 && task.param[0] == 1) {
+      if (context.thread == 0) report_fault(context, task, kFaultNonFinite, 0, 0, 0);
+      return;
+    }
+    context.sync();"""
+    source = test_rank_rounds.MIX.replace("    context.sync();", faults, 1)
+    monkeypatch.setattr(test_rank_rounds, "MIX", source)
+    with pytest.raises(FaultError, match=r"rank 1"):
+        test_rank_rounds.check(["cuda:0", "cuda:1"], count=3, steps=8, stream=64)

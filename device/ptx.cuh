@@ -90,11 +90,17 @@ GPURT_FN bool mbarrier_test_wait(u32 barrier, u32 parity) {
 // ---- asynchronous copies ---------------------------------------------------------------------
 // Async proxy. Source and destination aligned to 16, bytes a multiple of 16.
 GPURT_FN void bulk_copy_to_shared(u32 to, u64 from, u32 bytes, u32 barrier) {
+  u64 once;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to),
-      "l"(from), "r"(bytes), "r"(barrier)
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(once)
       : "memory");
+}
+// Into L2, for loads that come later. Aligned to 16, bytes a multiple of 16; nothing waits for it.
+GPURT_FN void prefetch_to_l2(u64 from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 // Generic proxy, 16 bytes: what it overwrites needs no proxy fence.
 GPURT_FN void copy16_to_shared(u32 to, u64 from) {

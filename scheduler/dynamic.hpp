@@ -24,6 +24,11 @@ GPURT_FN u32 live_slots(const Decision& decision) {
   return load_relaxed(at<const u32>(decision.live));
 }
 
+// Of a segment that opens for a round with so many tasks.
+GPURT_FN u64 dynamic_head(u64 round, u32 tasks) {
+  return (round & 0xFFFFFFFFu) << 32U | (kPlaceEnd - tasks);
+}
+
 // Opens the step in all segments of the decider. Once a step: all tasks of the round before have
 // ended, so nobody needs the old words, and draws that only found kPlaceEnd may be lost.
 GPURT_FN void publish_live(const Program& program, const Decision& decision, u64 round, u32 live) {
@@ -32,7 +37,7 @@ GPURT_FN void publish_live(const Program& program, const Decision& decision, u64
     Cursor& cursor = at<Cursor>(program.cursors)[published.cursor];
     const u32 tasks = live * published.tiles_per_slot;
     store_relaxed(&cursor.tail, u64{tasks});
-    store_release(&cursor.head, (round & 0xFFFFFFFFu) << 32U | (kPlaceEnd - tasks));
+    store_release(&cursor.head, dynamic_head(round, tasks));
   }
 }
 

@@ -14,7 +14,7 @@
 // task to the next by a word of shared memory, without a barrier.
 // A `ready` slot that nobody fills is waited for here alone, so here it times out.
 #pragma once
-#include "bodies/context.cuh"
+#include "bodies.gen.cuh"
 #include "controller.hpp"
 #include "stream.cuh"
 #include "task_source.hpp"
@@ -30,13 +30,14 @@ constexpr u32 kDynamicAhead = 4;
 
 struct Loader {
   TaskSource source;
-  u32 fetched;   // slots filled
-  u32 freed;     // slots given back by the storer
-  u32 streamed;  // slots whose weights are all under way
-  u32 chosen;    // slots whose expert is known, if they have one
-  u32 looked;    // slots whose edges are known to be met, or are the team's business
-  u32 left;      // bytes of slot `streamed` still to copy
-  bool is_open;  // slot `streamed`'s record was read
+  u32 fetched;     // slots filled
+  u32 freed;       // slots given back by the storer
+  u32 streamed;    // slots whose weights are all under way
+  u32 prefetched;  // slots whose bodies have named what they will read themselves
+  u32 chosen;      // slots whose expert is known, if they have one
+  u32 looked;      // slots whose edges are known to be met, or are the team's business
+  u32 left;        // bytes of slot `streamed` still to copy
+  bool is_open;    // slot `streamed`'s record was read
   u32 voids;  // stages without bytes that are due: its table has no rows, or the ring is its room
   u64 from;
   u32 stage_bytes;  // how slot `streamed`'s bytes are cut
@@ -47,7 +48,7 @@ struct Loader {
 
   __device__ void start() {
     source.start(gpurt_program, blockIdx.x);
-    fetched = freed = streamed = chosen = looked = left = issued = 0;
+    fetched = freed = streamed = prefetched = chosen = looked = left = issued = 0;
     from = 0;
     stage_bytes = kStageBytes;
     is_open = false;
@@ -90,6 +91,10 @@ struct Loader {
       if (streamed == fetched) return false;
       const u32 full = shared_address(&shared().slot_full[streamed % kSlotCount]);
       if (!mbarrier_test_wait(full, slot_parity(streamed))) return false;
+      if (prefetched <= streamed) {
+        Bodies::prefetch(slot_of(streamed).record);
+        prefetched = streamed + 1;
+      }
       from = slot_of(streamed).record.stream_base;
       left = slot_of(streamed).record.stream_bytes;
       stage_bytes = kStageBytes;

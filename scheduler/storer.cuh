@@ -211,8 +211,16 @@ __device__ __noinline__ bool decide_by_warp(const Slot& slot) {
     __syncwarp();
     return false;
   }
-  if (lane == 0) publish_live(program, decision, slot.round, live);
+  // publish_live(), a lane a segment: the fence releases each tail with its head, and what the body
+  // wrote with both and with all signals below.
+  const bool opens = lane < decision.published_count;
+  const Published published = decision.published[opens ? lane : 0];
+  Cursor& cursor = at<Cursor>(program.cursors)[published.cursor];
+  const u32 tasks = live * published.tiles_per_slot;
+  if (opens) store_relaxed(&cursor.tail, u64{tasks});
   fence_acq_rel_gpu();
+  if (opens) store_relaxed(&cursor.head, dynamic_head(slot.round, tasks));
+  if (live == decision.slots) return true;  // none is absent
   const Absent* absents = at<const Absent>(program.absents) + decision.absent_begin;
   const CounterInfo* infos = at<const CounterInfo>(program.counter_infos);
   for (u32 begin = 0; begin < decision.absent_count; begin += 32) {

@@ -136,16 +136,20 @@ __device__ __noinline__ TeamState hot_loop(TeamState state) {
   return {turn, state.step, pack_cursor(cursor, half), 0};
 }
 
+// Out of line: its registers are not those of the loop over all tasks.
+__device__ __noinline__ void run_advance(u32 turn) {
+  // A step that failed is never harvested: its tokens are not what the model said.
+  if (threadIdx.x == 0 && !is_leaving()) advance(gpurt_program, slot_of(turn).record);
+}
+
 // A task whose body is not hot; its edges are met, and the team has passed a barrier since its last
-// use of the scratch.
-__device__ __noinline__ void run_cold(u32 turn) {
-  const Slot& slot = slot_of(turn);
-  const Program& program = gpurt_program;
-  if ((slot.record.flags & kTaskAdvance) != 0) {
-    // A step that failed is never harvested: its tokens are not what the model said.
-    if (threadIdx.x == 0 && !is_leaving()) advance(program, slot.record);
+// use of the scratch. One call deep: each further one is code to fetch, and registers to bring back
+// from local memory, between a task's edges and its signals.
+GPURT_FN void run_cold(u32 turn) {
+  if ((slot_of(turn).record.flags & kTaskAdvance) != 0) {
+    run_advance(turn);
   } else {
-    Bodies::run_cold(slot.record, context_of(slot, shared().scratch));
+    Bodies::run_cold(turn);
   }
   team_sync();
   trace_end(turn);

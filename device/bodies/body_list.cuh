@@ -10,9 +10,11 @@
 //   kLeavesScratch                          whether the scratch is still read when that returns;
 //   void leave(carry, half)                 then, at the loop's end, before a team barrier
 // All others are called from outside the hot loops, each a function of its own, so that its
-// registers and spills stay its own.
+// registers and spills stay its own. One of these may have
+//   void prefetch(task)                     weights that it reads itself, into L2: by the loader,
+//                                           long before the task's edges are met
 #pragma once
-#include "context.cuh"
+#include "../stream.cuh"
 
 namespace gpurt {
 
@@ -22,9 +24,12 @@ concept HotBody = requires { Body::kWays; };
 constexpr u32 kRouteCold = 16;  // a route below it: a way of a hot body, counted through the list
 
 template <class Body>
-__device__ __noinline__ void call_body(const TaskRecord& task, const BodyContext& context) {
-  Body::run(task, context);
+__device__ __noinline__ void call_body(u32 turn) {
+  Body::run(slot_of(turn).record, context_of(slot_of(turn), shared().scratch));
 }
+
+template <class Body>
+concept Prefetches = requires(const TaskRecord& task) { Body::prefetch(task); };
 
 template <class One, class Other>
 constexpr bool kIsSame = false;
@@ -61,12 +66,25 @@ struct BodyList {
     (dispatch_way<Bodies, 0>(route, run), ...);
   }
 
-  GPURT_FN static void run_cold(const TaskRecord& task, const BodyContext& context) {
+  GPURT_FN static void run_cold(u32 turn) {
+    const u32 body = slot_of(turn).record.body;
     u32 index = 0;
-    (run_if<Bodies>(task.body == index++, task, context), ...);
+    (run_if<Bodies>(body == index++, turn), ...);
+  }
+
+  // One thread. Out of line: the loader's loop keeps its registers.
+  __device__ __noinline__ static void prefetch(const TaskRecord& task) {
+    u32 index = 0;
+    (prefetch_if<Bodies>(task.body == index++, task), ...);
   }
 
  private:
+  template <class Body>
+  GPURT_FN static void prefetch_if(bool chosen, const TaskRecord& task) {
+    if constexpr (Prefetches<Body>) {
+      if (chosen) Body::prefetch(task);
+    }
+  }
   template <class Body>
   GPURT_FN static constexpr u32 ways() {
     if constexpr (HotBody<Body>) return Body::kWays;
@@ -101,9 +119,9 @@ struct BodyList {
     }
   }
   template <class Body>
-  GPURT_FN static void run_if(bool chosen, const TaskRecord& task, const BodyContext& context) {
+  GPURT_FN static void run_if(bool chosen, u32 turn) {
     if constexpr (!HotBody<Body>) {
-      if (chosen) call_body<Body>(task, context);
+      if (chosen) call_body<Body>(turn);
     }
   }
 };

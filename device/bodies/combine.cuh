@@ -23,6 +23,10 @@ struct combine {
   };
   static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
 
+  GPURT_FN static void prefetch(const TaskRecord& task) {
+    if (task.addr[2] != 0) prefetch_to_l2(task.addr[2], task.param[0] * 4);
+  }
+
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     const TileRows rows = TileRows::of(task, context);
     const u32 width = task.param[0], top_k = task.param[1];

@@ -3,7 +3,8 @@
 // The contract is in graphs/ops/gated_residual.py. A tile is a range of columns and of rows; it
 // makes the mean square of its whole rows for itself (row_norm.cuh). Widths are multiples of 4.
 // With `normed` a tile is one whole row. Its granules are dealt to threads as for the norm in all
-// passes, so a thread norms the y that it wrote itself: the barrier is for the sum alone.
+// passes, so a thread norms the y that it wrote itself: the barrier is for the sum alone. Where a
+// thread has few of them they stay in registers, and loads are under way over the barriers.
 #pragma once
 #include "../ptx.cuh"
 #include "row_norm.cuh"
@@ -21,17 +22,27 @@ struct gated_residual {
   };
   static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
 
+  GPURT_FN static void prefetch(const TaskRecord& task) {
+    const u32 bytes = (task.tile[1] - task.tile[0]) * 4;
+    for (const u32 i : {3u, 4u, kNorm}) {
+      if (task.addr[i] != 0) prefetch_to_l2(task.addr[i] + u64{task.tile[0]} * 4, bytes);
+    }
+    if (task.addr[1] != 0) prefetch_to_l2(task.addr[1], task.param[0] * 4);
+  }
+
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     const TileRows rows = TileRows::of(task, context);
     if (rows.begin >= rows.end) return;  // all threads
     Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
-    const u32 hidden = task.param[0];
+    const u32 hidden = task.param[0], first = task.tile[0] / 4;
+    const u32 fours = (task.tile[1] - task.tile[0]) / 4;
     const f32 eps = param_f32(task, 1);
     const f32* gain = arg<const f32>(task, 1);
     const u32 stride = task.param[3] / 4;
     const SlotsOf<float4> slots{context.address<const float4>(task, 0),
                                 u64(stride) * context.step->rows_capacity, stride, task.param[2]};
     const Branch branch{slots, polls_input(task, 0)};
+    if (can_hold(task, slots)) return hold_row(task, context, branch, rows.begin, scratch);
 #pragma unroll 1
     for (u32 row = rows.begin; row < rows.end; ++row) {
       RowNorm::sum(scratch.partial[row - rows.begin], hidden / 4, context, [&](u32 i, f32 sum) {
@@ -39,7 +50,6 @@ struct gated_residual {
       });
     }
     context.sync();
-    const u32 first = task.tile[0] / 4, fours = (task.tile[1] - task.tile[0]) / 4;
 #pragma unroll 1
     for (u32 row = rows.begin; row < rows.end; ++row) {
       const f32 scale = RowNorm::scale(scratch.partial[row - rows.begin], hidden, eps);
@@ -54,11 +64,78 @@ struct gated_residual {
 
  private:
   static constexpr u32 kNorm = 6, kNormed = 7;  // arguments
+  static constexpr u32 kHeld = 4;               // granules of a row that a thread keeps
 
   struct Branch {
     SlotsOf<float4> slots;
     bool payload;
   };
+
+  GPURT_FN static bool can_hold(const TaskRecord& task, const SlotsOf<float4>& slots) {
+    return kTeamWarps == RowNorm::kVirtual && task.addr[kNormed] != 0 && slots.ranks == 1 &&
+           task.param[0] / 4 <= kHeld * kTeamThreads;
+  }
+
+  // A whole row of up to kHeld granules a thread, one rank's or gathered. Loads depend on nothing
+  // but the row's place: those of the next phase go out before the barrier that this one ends with.
+  GPURT_FN static void hold_row(const TaskRecord& task, const BodyContext& context,
+                                const Branch& branch, u32 row, Scratch& scratch) {
+    const u32 hidden = task.param[0], pieces = hidden / 4, warp = context.thread / 32;
+    const u64 begin = u64(row) * hidden;
+    const f32* gain = arg<const f32>(task, 1);
+    const auto at = [&](u32 j) { return min(context.thread + j * kTeamThreads, pieces - 1); };
+    const float4* from = branch.slots.row(0, row);
+    float4 v[kHeld], kept[kHeld], beta[kHeld];
+#pragma unroll
+    for (u32 j = 0; j < kHeld; ++j) v[j] = load_piece(from + at(j));
+#pragma unroll
+    for (u32 j = 0; j < kHeld; ++j) {
+      kept[j] = mul4(read4(arg<const f32>(task, 3), at(j)),
+                     read4(arg<const f32>(task, 2) + begin, at(j)));
+    }
+#pragma unroll
+    for (u32 j = 0; j < kHeld; ++j) {
+      v[j] = whole_piece(v[j], from + at(j), branch.payload);
+      if (gain != nullptr) v[j] = mul4(v[j], read4(gain, at(j)));
+    }
+    RowNorm::keep(scratch.partial[0], warp, squares_of(v, context.thread, pieces));
+#pragma unroll
+    for (u32 j = 0; j < kHeld; ++j) beta[j] = read4(arg<const f32>(task, 4), at(j));
+    context.sync();
+    const f32 scale = RowNorm::scale(scratch.partial[0], hidden, param_f32(task, 1));
+#pragma unroll
+    for (u32 j = 0; j < kHeld; ++j) v[j] = fma4(beta[j], scale4(v[j], scale), kept[j]);
+    RowNorm::keep(scratch.of_y, warp, squares_of(v, context.thread, pieces));
+#pragma unroll
+    for (u32 j = 0; j < kHeld; ++j) kept[j] = read4(arg<const f32>(task, kNorm), at(j));
+    context.sync();
+    const f32 by = RowNorm::scale(scratch.of_y, hidden, param_f32(task, 4));
+#pragma unroll
+    for (u32 j = 0; j < kHeld; ++j) {
+      if (context.thread + j * kTeamThreads >= pieces) break;
+      reinterpret_cast<float4*>(arg<f32>(task, 5) + begin)[at(j)] = v[j];
+      store_normed(task, begin, at(j), mul4(scale4(v[j], by), kept[j]));
+    }
+  }
+
+  // Of the granules that this thread has, as RowNorm::sum() goes through them.
+  GPURT_FN static f32 squares_of(const float4 (&v)[kHeld], u32 thread, u32 pieces) {
+    f32 sum = 0;
+#pragma unroll
+    for (u32 j = 0; j < kHeld; ++j) {
+      if (thread + j * kTeamThreads < pieces) sum = RowNorm::add4(v[j], sum);
+    }
+    return sum;
+  }
+
+  GPURT_FN static void store_normed(const TaskRecord& task, u64 begin, u32 i, const float4& v) {
+    if (task.param[5] == kBf16) {
+      reinterpret_cast<uint2*>(arg<u16>(task, kNormed) + begin)[i] =
+          make_uint2(pack_bf16x2(v.x, v.y), pack_bf16x2(v.z, v.w));
+    } else {
+      reinterpret_cast<float4*>(arg<f32>(task, kNormed) + begin)[i] = v;
+    }
+  }
 
   // Granule `i` of a row of the branch, of one rank or put together from all; of these one after
   // another, since registers for more loads at once would be spilled by other bodies of a kernel.
@@ -84,17 +161,10 @@ struct gated_residual {
                                 const RowNorm::Partial& squares) {
     const u32 hidden = task.param[0], pieces = hidden / 4;
     const f32 by = RowNorm::scale(squares, hidden, param_f32(task, 4));
-    const bool is_bf16 = task.param[5] == kBf16;
     const u64 begin = u64(row) * hidden;
     for (u32 i = context.thread; i < pieces; i += context.team_threads) {
       const float4 y = read4(arg<const f32>(task, 5) + begin, i);
-      const float4 v = mul4(scale4(y, by), read4(arg<const f32>(task, kNorm), i));
-      if (is_bf16) {
-        reinterpret_cast<uint2*>(arg<u16>(task, kNormed) + begin)[i] =
-            make_uint2(pack_bf16x2(v.x, v.y), pack_bf16x2(v.z, v.w));
-      } else {
-        reinterpret_cast<float4*>(arg<f32>(task, kNormed) + begin)[i] = v;
-      }
+      store_normed(task, begin, i, mul4(scale4(y, by), read4(arg<const f32>(task, kNorm), i)));
     }
   }
 };

@@ -28,6 +28,13 @@ struct matvec_f32 {
   };
   static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
 
+  GPURT_FN static void prefetch(const TaskRecord& task) {
+    const u32 k = task.param[kK];
+    prefetch_to_l2(task.addr[kArgW] + u64{task.tile[0]} * k * 4,
+                   (task.tile[1] - task.tile[0]) * k * 4);
+    if (task.addr[kArgNorm] != 0) prefetch_to_l2(task.addr[kArgNorm], k * 4);
+  }
+
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     const TileRows rows = TileRows::of(task, context);
     if (rows.begin >= rows.end) return;  // all threads

@@ -14,9 +14,8 @@ struct publish {
   // This rank's slot in `rank`'s memory; slots of one rank alone are all its own. slot: their size.
   template <class Piece>
   GPURT_FN static Piece* my_slot(const BodyContext& context, Piece* slots, u32 rank, u64 slot) {
-    const Program& program = *context.program;
-    if (program.rank_count == 1) return slots + rank * slot;
-    return on_rank(program, slots, rank) + program.rank * slot;
+    if (gpurt_program.rank_count == 1) return slots + rank * slot;
+    return on_rank(gpurt_program, slots, rank) + gpurt_program.rank * slot;
   }
 
   // Four columns a thread where rows are made of whole fours; a value's last tile may be narrow.
@@ -29,6 +28,10 @@ struct publish {
   }
 
  private:
+  // Ranks whose loads are under way at once: behind a store the next one would wait for a trip to
+  // L2, since the compiler cannot know that slots and part lie apart.
+  static constexpr u32 kAtOnce = 8;
+
   template <class Piece>
   GPURT_FN static void copy(const TaskRecord& task, const BodyContext& context) {
     constexpr u32 kSize = sizeof(Piece) / sizeof(f32);
@@ -47,11 +50,20 @@ struct publish {
       const u32 row = at / columns, column = begin + at % columns;
       const Piece* from = part + row * part_width + column;
       const u64 place = u64(row) * stride + column;
-#pragma unroll 4
-      for (u32 rank = 0; rank < ranks; ++rank) {
-        const Piece* piece = from + rank * share;
-        store_piece(my_slot(context, slots, rank, slot) + place,
-                    whole_piece(load_piece(piece), piece, polls), payload);
+#pragma unroll 1
+      for (u32 base = 0; base < ranks; base += kAtOnce) {
+        Piece piece[kAtOnce];
+#pragma unroll
+        for (u32 j = 0; j < kAtOnce; ++j) {
+          piece[j] = load_piece(from + min(base + j, ranks - 1) * share);
+        }
+#pragma unroll
+        for (u32 j = 0; j < kAtOnce; ++j) {
+          if (base + j >= ranks) break;
+          const Piece* at_rank = from + (base + j) * share;
+          store_piece(my_slot(context, slots, base + j, slot) + place,
+                      whole_piece(piece[j], at_rank, polls), payload);
+        }
       }
     }
   }

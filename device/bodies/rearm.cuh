@@ -12,7 +12,7 @@ struct rearm {
     const u64 set = (context.round + 1) & 1;
     const u64 begin = u64(task.tile[1]) << 32 | task.tile[0];
     const u64 size_bytes = u64(task.param[1]) << 32 | task.param[0];
-    const u64 base = task.addr[0] + set * context.program->payload_set_bytes + begin;
+    const u64 base = task.addr[0] + set * gpurt_program.payload_set_bytes + begin;
     uint4* to = reinterpret_cast<uint4*>(base);
     const uint4 sentinel =
         make_uint4(kPayloadSentinel, kPayloadSentinel, kPayloadSentinel, kPayloadSentinel);

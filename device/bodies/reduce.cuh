@@ -25,7 +25,7 @@ struct reduce {
     const u32 sums_stride = task.param[4] / kSize;
     const SlotsOf<Piece> parts{context.address<const Piece>(task, 0), slot, stride, ranks};
     const Piece* residual = context.address<const Piece>(task, 1);
-    if (residual != nullptr) residual += u64(context.program->rank) * width;
+    if (residual != nullptr) residual += u64(gpurt_program.rank) * width;
     Piece* sums = context.address<Piece>(task, 2);
     const u32 rows = context.step->rows * per_row;
     const u32 begin = task.tile[0] / kSize, columns = task.tile[1] / kSize - begin;

@@ -21,10 +21,15 @@ struct RowNorm {
       f32 sum = 0;
 #pragma unroll 2
       for (u32 i = v * 32 + lane; i < pieces; i += kVirtual * 32) sum = add(i, sum);
-#pragma unroll
-      for (u32 step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-      if (lane == 0) partial[v] = sum;
+      keep(partial, v, sum);
     }
+  }
+
+  // A virtual warp's sum, from its lanes'.
+  GPURT_FN static void keep(Partial& partial, u32 v, f32 sum) {
+#pragma unroll
+    for (u32 step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (threadIdx.x % 32 == 0) partial[v] = sum;
   }
 
   GPURT_FN static f32 total(const Partial& partial) {

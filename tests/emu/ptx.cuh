@@ -78,6 +78,10 @@ inline u32 ld_relaxed_u32(u64 from) {
 inline void st_relaxed_u32(u64 to, u32 value) {
   *aligned<u32>(to) = value;
 }
+inline void prefetch_to_l2(u64 from, u32 bytes) {
+  aligned<const uint4>(from);
+  aligned<const uint4>(bytes);
+}
 inline uint4 ld_weight_b128(u64 from) {
   return *aligned<const uint4>(from);
 }

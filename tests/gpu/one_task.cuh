@@ -43,15 +43,14 @@ struct OneHot {
 
 // The team.
 GPURT_FN void run_one() {
-  const TaskRecord& task = slot_of(0).record;
-  if ((task.flags & kTaskExpertStream) != 0) wait_met(slot_of(0));
+  if ((slot_of(0).record.flags & kTaskExpertStream) != 0) wait_met(slot_of(0));
   team_sync();
   const u32 route = Bodies::route_of(slot_of(0));
   if (route < kRouteCold) {
     OneHot hot{{0, 0}, 0};
     Bodies::dispatch(route, hot);
   } else {
-    Bodies::run_cold(task, context_of(slot_of(0), shared().scratch));
+    Bodies::run_cold(0);
   }
   team_sync();
   if (threadIdx.x == 0) set_leaving();

@@ -70,23 +70,23 @@ struct matvec_f32 {
                            const f32 (&y)[kOutputs]) {
     const u64 base = reinterpret_cast<u64>(context.address<f32>(task, kArgY));
     const u32* published = task.param + kYRanks;
-    u64 to = base + (u64(row) * task.param[kN] + task.tile[0]) * 4;
-    u32 copies = 1;
     if (kMatvecPublished && published[0] != 0) {
-      to = Copies::first_of(published, base, row, task.tile[0]);
-      copies = Copies::count_of(published);
-    }
-#pragma unroll 1
-    for (u32 copy = 0; copy < copies; ++copy) {
-      const u64 place = copy == 0 ? to : to + Copies::offset_of(published, copy);
-      if ((task.payload_mask & (1 << kArgY)) != 0) {
-        store_granule(place, y[0], y[1], y[2], y[3]);
-        continue;
-      }
+      const u64 first = Copies::first_of(published, base, row, task.tile[0]);
+      u64 far[kRanksMax];  // under way together
 #pragma unroll
-      for (u32 i = 0; i < kOutputs; ++i) {
-        if (task.tile[0] + i < task.tile[1]) at<f32>(place)[i] = y[i];
+      for (u32 i = 0; i < kRanksMax; ++i)
+        far[i] = i < published[0] ? Copies::offset_of(published, i) : 0;
+#pragma unroll
+      for (u32 i = 0; i < kRanksMax; ++i) {
+        if (i < published[0]) store_granule(first + far[i], y[0], y[1], y[2], y[3]);
       }
+      return;
+    }
+    const u64 to = base + (u64(row) * task.param[kN] + task.tile[0]) * 4;
+    if ((task.payload_mask & (1 << kArgY)) != 0) return store_granule(to, y[0], y[1], y[2], y[3]);
+#pragma unroll
+    for (u32 i = 0; i < kOutputs; ++i) {
+      if (task.tile[0] + i < task.tile[1]) at<f32>(to)[i] = y[i];
     }
   }
 

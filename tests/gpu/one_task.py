@@ -22,9 +22,9 @@ from gpurt.executors.program import param_bits
 from gpurt.plan import TASK_EXPERT_STREAM, TASK_RING
 
 CONTEXT = 512
-# Those that have the whole weight ring as their room get one of five stages, others of two.
+# Those that have the whole weight ring as their room get all of its stages, others two.
 RING_BODIES = ("attention_rows",)
-RING_STAGES = 5
+RING_STAGES = {16: 6, 1: 5}  # by warps of a team, as in kernels
 # Of each record, and which arguments are the weights and the routes.
 Streams = tuple[Sequence[Any], int, int] | None
 
@@ -78,7 +78,7 @@ class OneTask:
     ) -> None:
         self.team_warps = team_warps
         self.flags = TASK_RING if body in RING_BODIES else 0
-        stages, scratch = (RING_STAGES, team_warps) if self.flags else (2, 1)
+        stages, scratch = (RING_STAGES[team_warps], team_warps) if self.flags else (2, 1)
         room = STAGE_BYTES if self.flags else STAGE_ROOM_BYTES
         self.smem_bytes = stages * room + SCRATCH_BYTES[scratch] + SLOT_BYTES
         self.device = Device.open()
@@ -204,7 +204,7 @@ def headers(
 def header(body: str, struct: str, team_warps: int, features: Sequence[str] = ()) -> str:
     """bodies.gen.cuh with one body."""
     is_ring = body in RING_BODIES
-    stages, room = (RING_STAGES, STAGE_BYTES) if is_ring else (2, STAGE_ROOM_BYTES)
+    stages, room = (RING_STAGES[team_warps], STAGE_BYTES) if is_ring else (2, STAGE_ROOM_BYTES)
     listed, own = struct or body, ""
     if is_ring:
         listed, own = "one_ring", f"struct one_ring : {struct}, RingBody<{struct}> {{}};"

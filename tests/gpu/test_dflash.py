@@ -182,8 +182,8 @@ def test_steps_of_many_rows_keep_the_text() -> None:
     """A drafter's cache is written for all rows of a prompt's chunk; its own blocks stay small."""
     prompt = PROMPT * 2
     with Runtime("cuda:0") as runtime:
-        wanted = runtime.submit(tiny_muse(), prompt, max_tokens=COUNT).result(30)
+        wanted = runtime.submit(tiny_muse(context=256), prompt, max_tokens=COUNT).result(30)
     with Runtime("cuda:0", step_rows=(16, 40)) as runtime:
-        request = runtime.submit(drafted_muse(rows=40), prompt, max_tokens=COUNT)
+        request = runtime.submit(drafted_muse(rows=40, context=256), prompt, max_tokens=COUNT)
         assert request.result(30) == wanted
         assert request.stats.accepted_per_step is not None

@@ -37,7 +37,15 @@ from gpurt.plan import MEMORIES, PAYLOAD, Plan, PlanBuffer, align_up
 from gpurt.progress import Progress
 
 SENTINEL_BYTE = 0xFF
-_RESET = ("counters", "arrived", "ready_slots", "cursors", "held_tickets", "slots")
+_RESET = (
+    "counters",
+    "arrived",
+    "ready_slots",
+    "cursors",
+    "held_tickets",
+    "slots",
+    *program.TRACE_COUNTS,
+)
 _END_TIMEOUT_S = 10.0
 DISPLAY_RESIDENCY_MS = 1000  # a display's GPU: drivers end kernels that run for some 2 s
 SPAN_TICK_NS = 1.0  # scheduler/storer.cuh scales an SM's cycles to the global clock itself

@@ -141,6 +141,8 @@ class HostExecutor:
             raise ClosedError(f"the executor is closed - at {self.plan.name} - load the plan again")
         if not self.running():
             self.host.control["launch"] = self.launches + 1
+            for name in program.TRACE_COUNTS:
+                self._sections[name][...] = 0
         if not self._native.launch():
             msg = f"the workers of launch {self.launches} still run - at {self.plan.name}"
             raise DeviceError(f"{msg} - join them first")

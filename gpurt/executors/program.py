@@ -84,6 +84,10 @@ def zeroed(plan: Plan, options: Options) -> dict[str, Section]:
     }
 
 
+# Zero at each launch: steps are counted anew, and older spans would be taken for the launch's own.
+TRACE_COUNTS = ("span_counts", "sampled_counts", "summaries")
+
+
 @dataclass(frozen=True)
 class Symmetric:
     """Symmetric memory: what lies at which byte. Head: RankControl and two StepOrders."""

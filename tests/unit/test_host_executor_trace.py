@@ -51,6 +51,20 @@ def test_summaries_give_each_step_its_time_and_rows():
     assert set(summaries["phase"].tolist()) == {wire.Phase.PLAIN}
 
 
+def test_a_launch_keeps_nothing_of_the_one_before():
+    """Both count their steps from 0: spans of the first would be taken for the second's."""
+    plan = planned()
+    with driven(plan) as driver:
+        for steps in (50, 3):
+            driver.run(max_tokens=steps)
+            driver.executor.host.request_exit()
+            assert driver.executor.join(10.0)
+            raw = driver.executor.raw_trace()
+            assert sum(map(len, raw.spans)) == steps * len(plan[0].tasks)
+            assert raw.summaries["step"].tolist() == list(range(steps))
+        assert driver.executor.launches == 2
+
+
 def test_a_full_ring_keeps_the_newest_spans_and_counts_the_dropped():
     plan = planned(workers=1)
     tasks = len(plan[0].tasks)

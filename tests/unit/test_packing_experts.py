@@ -207,15 +207,9 @@ def test_a_team_of_one_streams_nothing() -> None:
     assert all(tile.stream is None for tile in tiles)
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "rows", "text"),
-    [(40, 64, 1, r"an expert's W is \[40, 64\]"), (64, 64, 17, "17 rows")],
-)
-def test_shapes_that_the_body_cannot_compute_are_refused_with_the_numbers(
-    n: int, k: int, rows: int, text: str
-) -> None:
-    with pytest.raises(GraphError, match=f"^{text}"):
-        tile_experts(operator(n, k, "bf16", rows), TARGET)
+def test_a_shape_that_the_body_cannot_compute_is_refused_with_its_numbers() -> None:
+    with pytest.raises(GraphError, match=r"^an expert's W is \[40, 64\]"):
+        tile_experts(operator(40, 64, "bf16", 1), TARGET)
 
 
 def test_a_plan_for_cuda_states_the_packed_bytes() -> None:

@@ -106,7 +106,8 @@ def _heads(op: Operator) -> tuple[int, int]:
 
 
 _OF_QUERIES = ("q", "out", "partials")
-_PARAMS = (
+# Of attention's record, in whichever form.
+PARAMS = (
     *("heads", "kv_heads", "head_dim", "page", "pages_per_slot", "scale", "eps", "cache_dtype"),
     *("window", "rope", "qk_norm_kind", "gated", "out_eps", "block", "spans", "splits"),
 )
@@ -123,7 +124,7 @@ ATTENTION_ROWS = Body(
         Arg("out", "w", optional=True),
         Arg("partials", "w", optional=True),
     ),
-    params=_PARAMS,
+    params=PARAMS,
     tile=tile_rows,
     payload=True,
     ring=True,

@@ -24,6 +24,16 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 7,
 }
+# Changes for up to eight ranks, a head each.
+EIGHT_HEADS = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "vocab_size": 776,
+    "head_dim": 16,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 2,
+}
 
 
 def tiny_folder(folder: Path, seed: int = 0, **changes: object) -> Path:

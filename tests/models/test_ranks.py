@@ -15,27 +15,17 @@ from gpurt.loaders import load_model
 from gpurt.ranks import group
 from gpurt.runtime import Runtime
 from tests.helpers.muse import make_muse, save_muse
-from tests.helpers.tiny import tiny_folder
+from tests.helpers.rank_process import BOUNDS, PROMPT
+from tests.helpers.tiny import EIGHT_HEADS, tiny_folder
 
 pytestmark = pytest.mark.timeout(120)
 
-PROMPT = [504, 55, 282, 49, 314, 33, 34, 35, 33, 34]
 TOKENS = 12
-BOUNDS = {"rows": 8, "slots": 2, "context": 64}
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "vocab_size": 776,
-    "head_dim": 16,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 2,
-}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tiny_folder(tmp_path_factory.mktemp("tiny"), **SIZES)
+    return tiny_folder(tmp_path_factory.mktemp("tiny"), **EIGHT_HEADS)
 
 
 def run(graph, devices="host", name="logits", requests=1, **options):

@@ -22,25 +22,16 @@ from gpurt.loaders import load_model
 from gpurt.ranks import group
 from gpurt.runtime import Runtime
 from tests.helpers.rank_process import BOUNDS, POLICIES, PROMPT, ROOT, Started, start, wait_for
-from tests.helpers.tiny import tiny_folder
+from tests.helpers.tiny import EIGHT_HEADS, tiny_folder
 
 pytestmark = pytest.mark.timeout(120)
 
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "vocab_size": 776,
-    "head_dim": 16,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 2,
-}
 ALL_TOKENS = "1\n2\n3\n4\n5\n6\n"
 
 
 @pytest.fixture
 def model(tmp_path):
-    return tiny_folder(tmp_path / "model", **SIZES)
+    return tiny_folder(tmp_path / "model", **EIGHT_HEADS)
 
 
 def nothing_is_named(processes):

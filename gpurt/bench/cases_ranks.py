@@ -21,6 +21,7 @@ from gpurt.graphs.ops.matvec import matvec
 from gpurt.ranks import group
 
 RANKS = 2
+NCCL = "NCCL in a CUDA graph, two GPUs"
 COUNT = 64  # all-reduces one after another in a step
 STEPS = 16
 STREAM_K = 2048  # of the matrix beside each: 8.4 MB, about 2 us of memory
@@ -33,6 +34,7 @@ SIZES: dict[str, tuple[int, float | None, float | None]] = {
     "256K": (256 << 10, 1.32, None),
     "512K": (512 << 10, 1.55, 8.5),
 }
+FLOATS = tuple(size // 4 for size, _, _ in SIZES.values())
 
 
 def rank_cases() -> list[Case]:
@@ -92,7 +94,7 @@ class Sums(Steps):
 def _case(name: str, size_bytes: int, prototype: float | None, loaded: bool) -> Case:
     def make(small: bool) -> Workload:
         count, k = (3, 64) if small else (COUNT, STREAM_K)
-        shape = {"count": count, "floats": max(1, size_bytes // 4), "stream_k": k if loaded else 0}
+        shape = {"count": count, "floats": size_bytes // 4, "stream_k": k if loaded else 0}
         return Workload(
             graph=cache(lambda: group([sums(rank, RANKS, **shape) for rank in range(RANKS)])),
             bytes_moved=lambda: 2 * shape["stream_k"] ** 2,
@@ -108,7 +110,7 @@ def _case(name: str, size_bytes: int, prototype: float | None, loaded: bool) -> 
         unit="us",
         make=make,
         ours=Sums,
-        peers={} if loaded else {"NCCL in a CUDA graph, two GPUs": peers_ranks.nccl},
+        peers={} if loaded else {NCCL: partial(peers_ranks.nccl, sizes=FLOATS)},
         goal=None if prototype is None else 1.5 * prototype,
         prototype=prototype,
         rounds=3,

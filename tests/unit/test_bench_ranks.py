@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
@@ -56,13 +57,54 @@ def test_an_all_reduce_sends_the_bytes_of_its_name():
     assert any(task.stream for task in made.tasks)
 
 
+# ---- NCCL, or gloo in its place -------------------------------------------------------------
 def test_nccl_without_two_gpus_says_why():
-    workload, _ = opened()
+    workload, case = opened()
+    (peer,) = case.peers.values()
     with pytest.raises(UnavailableError, match=r"^NCCL is measured on 2 GPUs, which are not here"):
-        peers_ranks.nccl(HOST, workload)
+        peer(HOST, workload)
 
 
-def test_nccl_that_fails_is_no_figure(monkeypatch):
+def test_one_pair_of_processes_measures_all_sizes_and_only_once(monkeypatch):
+    pytest.importorskip("torch")
+    pair = peers_ranks.measured("gloo", 2, (2, 1024))
+    assert list(pair.figures) == [2, 1024], pair.report
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(UnavailableError, match=r"^NCCL failed"):
-        peers_ranks.Nccl(2, 8)
+    assert peers_ranks.measured("gloo", 2, (2, 1024)) is pair
+    side = peers_ranks.AllReduces(pair, 1024)
+    assert [side.measure() for _ in range(6)] == [*pair.figures[1024], pair.figures[1024][-1]]
+
+
+def test_a_pair_that_fails_is_no_figure_and_says_how_each_rank_ended(monkeypatch, tmp_path):
+    pair = faked(monkeypatch, tmp_path, 'echo "rank $3 failed" >&2; exit $((5 + $3))')
+    with pytest.raises(UnavailableError, match=r"^no figure of 8 bytes: ") as caught:
+        peers_ranks.AllReduces(pair, 2)
+    assert str(caught.value).endswith(
+        "rank 0 ended with 5: rank 0 failed; rank 1 ended with 6: rank 1 failed"
+    )
+
+
+def test_a_pair_that_hangs_is_ended_and_keeps_what_it_had_measured(monkeypatch, tmp_path):
+    hangs = 'if [ $3 = 0 ]; then printf "2 1.5 1.25\\n8 3." > $4/figures; fi; exec sleep 600'
+    pair = faked(monkeypatch, tmp_path, hangs, limit_s=1.0)
+    assert pair.figures == {2: [1.5, 1.25]}
+    assert pair.report == "rank 0 had not ended in time: ; rank 1 had not ended in time: "
+    with pytest.raises(UnavailableError, match=r"^no figure of 32 bytes: rank 0 had not ended"):
+        peers_ranks.AllReduces(pair, 8)
+
+
+def test_a_rank_that_hangs_says_where(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(peers_ranks, "_DUMP_S", 59.9)  # while it imports torch
+    pair = peers_ranks.measured("gloo", 2, (4,))
+    assert not pair.figures
+    assert re.search(r"rank 0 ended with 1: .*line \d+ in run_rank", pair.report, re.DOTALL)
+
+
+def faked(monkeypatch, folder, script, **options):
+    """A pair whose processes are shell scripts: $3 is the rank, $4 the folder."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    return peers_ranks.measured.__wrapped__("nccl", 2, (2, 8), **options)

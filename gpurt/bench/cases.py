@@ -13,6 +13,7 @@ from gpurt.bench import graphs, models, ours, peers, shapes
 from gpurt.bench.case import Case, Side, Workload
 from gpurt.bench.cases_muse import muse_cases
 from gpurt.bench.cases_ranks import rank_cases
+from gpurt.bench.cases_speedup import speedup_cases
 from gpurt.bench.machine import Machine
 from gpurt.bench.traffic import step_bytes
 from gpurt.graphs.llama import LlamaConfig
@@ -37,6 +38,7 @@ def all_cases() -> list[Case]:
         *_attention(),
         *muse_cases(),
         *rank_cases(),
+        *speedup_cases(),
         *_first_tokens(),
         *_serving(),
         _smollm2_host(),

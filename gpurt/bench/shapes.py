@@ -47,6 +47,21 @@ LLAMA_8B = replace(
     tied=False,
     rope_scaling=RopeScaling(8.0, 1.0, 4.0, 8192),
 )
+QWEN3_06B = LlamaConfig(
+    architecture="qwen3",
+    hidden=1024,
+    layers=28,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=3072,
+    vocab=151936,
+    eps=1e-6,
+    rope_theta=1000000.0,
+    context=40960,
+    tied=True,
+    qk_norm=True,
+)
 QWEN3_30B_A3B = Qwen3MoeConfig(
     architecture="qwen3_moe",
     hidden=2048,

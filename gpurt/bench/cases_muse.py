@@ -70,7 +70,8 @@ def _muse_slice(name: str, rows: int, routing: str, goal: float | None = None) -
         return Workload(
             graph=build,
             bytes_moved=lambda: step_bytes(build(), rows=rows, position=at),
-            settings={"policy": {"expert_matvec": "claim"}},
+            # Of one row all experts' slots are live: there is nothing to draw lots for.
+            settings={} if rows == 1 else {"policy": {"expert_matvec": "claim"}},
             step={
                 "position": at,
                 "tokens": tokens,

@@ -16,6 +16,7 @@ from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.sample import sample
 from gpurt.plan import WAITS_PER_TASK, PlanSegment
 from gpurt.planner import plan
+from tests.gpu.tiny_muse import tiny_muse
 from tests.helpers.random_graphs import SPREAD, legal_order, unordered_pairs
 
 HOST = Target("host", 2)
@@ -273,3 +274,16 @@ def test_plan_of_twenty_thousand_tasks_is_made_and_proved():
         x = y
     made = plan(graph, Target("cuda", 132))
     assert len(made.tasks) == 20_001
+
+
+def test_few_tasks_keep_away_from_where_cold_bodies_live() -> None:
+    """On a GPU: what runs beside a router must not stand before it in its workers' lists."""
+    made = plan(tiny_muse(), Target("cuda", 132, 16, "sm_90a", 232448, 60 << 20))
+    workers: dict[str, set[int]] = {}
+    for worker, lists in enumerate(made.lists):
+        for task in (task for part in lists for task in part):
+            op = made.operators[made.tasks[task].op]
+            if op.layer == 1:
+                workers.setdefault(op.name.rpartition(".")[2], set()).add(worker)
+    for name in ("pre_expert", "post_expert", "kv"):
+        assert workers[name].isdisjoint(workers["router"] | workers["route"] | workers["combine"])

@@ -208,7 +208,7 @@ class Session:
         with self.lock:
             if self._closed:
                 self._check_open()
-            raws = [rank.raw_trace() for rank in self.executor.ranks]
+            raws = self.executor.raw_traces()
             known = [RequestInfo(*row) for launch, row in self._ended if launch == self._launches]
         beside = tuple(
             r

@@ -26,6 +26,7 @@ from gpurt.plan import Plan
 SPAN_STEPS = 16  # steps whose spans are kept, at the least, if workers share the tasks evenly
 SPAN_CAPACITY_MIN = 8192
 ENDING_SLICE_S = 0.0005  # between two looks at a kernel that is ending
+_LAG_NAP_S = 20e-6  # ranks end a step within one of its hops
 
 Record = np.ndarray[tuple[()], Any]  # a structured array without axes: fields by name, writable
 
@@ -119,6 +120,9 @@ class Executor(Protocol):
 
     def raw_trace(self) -> RawTrace:
         """The rings as they are now."""
+
+    def raw_traces(self) -> list[RawTrace]:
+        """Those of all ranks, by rank."""
 
     def close(self) -> None:
         """Abort, wait for the workers and give all memory back. Idempotent."""
@@ -221,6 +225,12 @@ class HostView:
 
     def wake(self) -> None:
         """Called after a word of the host changed. The host executor wakes sleeping workers."""
+
+
+def catch_up(executor: Executor, heartbeat: int) -> None:
+    """Wait until a rank, if it runs, has ended as many steps as rank 0 had."""
+    while executor.running() and int(executor.host.control["heartbeat"]) < heartbeat:
+        time.sleep(_LAG_NAP_S)
 
 
 def settled_state(executor: Executor, timeout_s: float) -> wire.KernelState:

@@ -239,6 +239,10 @@ class CudaExecutor:
         ordered = ended[np.argsort(ended["step"], kind="stable")]
         return RawTrace(spans, sampled, ordered, SPAN_TICK_NS, dropped)
 
+    def raw_traces(self) -> list[RawTrace]:
+        """Of this one alone."""
+        return [self.raw_trace()]
+
     def close(self) -> None:
         """Abort, wait for the kernel's end and give all memory back. Idempotent.
 

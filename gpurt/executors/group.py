@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from gpurt import _native
 from gpurt.executors import host, program
-from gpurt.executors.base import Executor, Options, RawTrace
+from gpurt.executors.base import Executor, Options, RawTrace, catch_up
 from gpurt.executors.symmetric import GpuMemory, SymmetricMap, free_all, map_gpus
 from gpurt.graph import Graph
 from gpurt.plan import Plan
 from gpurt.planner.check_ranks import check_group
 from gpurt.progress import Progress
-
-_LAG_NAP_S = 20e-6  # ranks end a step within one of its hops
 
 
 def load(
@@ -111,8 +109,7 @@ class Group:
         """Fill a state buffer of every rank, once all have ended the last step of rank 0."""
         last = int(self.host.control["heartbeat"])
         for executor in self._ranks:
-            while executor.running() and int(executor.host.control["heartbeat"]) < last:
-                time.sleep(_LAG_NAP_S)
+            catch_up(executor, last)
             executor.write(buffer_name, array)
 
     def counters(self) -> NDArray[np.uint64]:
@@ -127,6 +124,10 @@ class Group:
     def raw_trace(self) -> RawTrace:
         """Of rank 0."""
         return self._ranks[0].raw_trace()
+
+    def raw_traces(self) -> list[RawTrace]:
+        """By rank."""
+        return [executor.raw_trace() for executor in self._ranks]
 
     def close(self) -> None:
         """End all ranks, then give back their memory: until then others write to it."""

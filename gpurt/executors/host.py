@@ -201,6 +201,10 @@ class HostExecutor:
         done = summaries[summaries["end_ns"] != 0]
         return RawTrace(spans, sampled, np.sort(done, order="step"), 1.0, dropped)
 
+    def raw_traces(self) -> list[RawTrace]:
+        """Of this one alone."""
+        return [self.raw_trace()]
+
     def close(self) -> None:
         """Abort and wait for the workers. Buffers stay readable while this object lives."""
         if self._closed:

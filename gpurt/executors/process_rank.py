@@ -23,20 +23,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt import _native, wire
-from gpurt.errors import DeviceError, FaultError, GraphError, PlanError, RankError
+from gpurt.errors import DeviceError, FaultError, PlanError, RankError
 from gpurt.executors import host, program
-from gpurt.executors.base import Executor, Options, RawTrace, Record
+from gpurt.executors.base import Executor, Options, RawTrace, Record, catch_up
+from gpurt.executors.errands import Arrays, Errands
 from gpurt.executors.shared import Pages, ProcessMemory, Stage, Word
 from gpurt.executors.symmetric import SymmetricMap
 from gpurt.faults import describe_faults
 from gpurt.graph import Graph
 from gpurt.plan import Plan
 from gpurt.planner.check_ranks import group_digest
-from gpurt.process_group import ProcessGroup
+from gpurt.process_group import JOIN_TIMEOUT_S, ProcessGroup
 from gpurt.progress import Progress
 
 ABORT_GRACE_S = 1.0  # for ranks to hear from the one that gave up
 DRAIN_GRACE_S = 5.0  # beyond the wait time-out
+TRACE_WAIT_S = 5.0  # for the spans of another rank
 CLOSE_WAIT_S = 10.0  # for others to touch this rank's GPU memory no more
 _NAP_S = 0.0005
 
@@ -53,13 +55,9 @@ def load(
 ) -> ProcessRank:
     """Load this process's rank; returns once all ranks have loaded theirs.
 
-    progress: called as (what, done, total). Raises: GraphError for inputs, which only threads of
-    one process share; PlanError if ranks' plans differ, RankError, and what loading a plan raises.
+    progress: called as (what, done, total). Raises: PlanError if ranks' plans differ, RankError,
+    and what loading a plan raises.
     """
-    if graph.inputs:
-        names = ", ".join(graph.inputs)
-        msg = f"inputs {names} of ranks that are processes - at {graph.name}"
-        raise GraphError(f'{msg} - run them in one process: Runtime(device=["cuda:0", "cuda:1"])')
     _check_plans(plan, group)
     options = replace(options, rank=group.rank, rank_count=group.size)
     size = program.symmetric_layout(plan, options).size_bytes
@@ -77,8 +75,9 @@ def load(
         memory = ProcessMemory(group, index, pages, size)
         shared = SymmetricMap(memory.addresses, memory)
         own = cuda.load(plan, graph, options, progress, index, shared)
+    errands = Errands(group, pages)
     group.exchange("load", None)
-    return ProcessRank(own, options, group, pages, memory)
+    return ProcessRank(own, options, group, pages, memory, errands)
 
 
 class ProcessRank:
@@ -91,10 +90,12 @@ class ProcessRank:
         group: ProcessGroup,
         pages: Pages,
         memory: ProcessMemory | None,
+        errands: Errands,
     ) -> None:
         """Made by `load`."""
         self.plan, self.host, self.launches = own.plan, own.host, 0
         self._own, self._group, self._pages, self._memory = own, group, pages, memory
+        self._errands = errands
         self._drain_s = options.wait_timeout_ms / 1e3 + DRAIN_GRACE_S
         self._others = _Others(self, group, pages)
         self.host.peers = (self._others,)
@@ -148,6 +149,7 @@ class ProcessRank:
         process is gone while nothing runs.
         """
         self._pages.say(Word.STAGE, Stage.FOLLOWS)
+        self._errands.answer(self._serve)
         asked = self._pages.read(0, Word.LAUNCHED)
         if asked > self.launches:
             self._launch_own(asked)
@@ -180,7 +182,13 @@ class ProcessRank:
         return self._own.read(buffer_name)
 
     def write(self, buffer_name: str, array: NDArray[Any]) -> None:
-        """Fill a state buffer of this rank."""
+        """Fill a state buffer of every rank, once all have ended the last step of rank 0. On other
+        ranks than 0: of this rank.
+        """
+        if self._group.rank == 0:
+            last = np.array(self.host.control["heartbeat"])
+            given = {"data": array, "name": np.array(buffer_name), "heartbeat": last}
+            self._errands.ask(f"input {buffer_name}", given, JOIN_TIMEOUT_S)
         self._own.write(buffer_name, array)
 
     def counters(self) -> NDArray[np.uint64]:
@@ -195,6 +203,17 @@ class ProcessRank:
         """Of this rank."""
         return self._own.raw_trace()
 
+    def raw_traces(self) -> list[RawTrace]:
+        """By rank; of this one alone if another does not give its own."""
+        own = self._own.raw_trace()
+        if self._group.rank:
+            return [own]
+        try:
+            return [own, *map(_unpacked, self._errands.ask("a trace", {}, TRACE_WAIT_S))]
+        except RankError as error:
+            log.warning("%s; the trace is of rank 0 alone", error)
+            return [own]
+
     def close(self) -> None:
         """End this rank's work, then give its memory back: once the others, too, write to it no
         more. Idempotent.
@@ -208,6 +227,7 @@ class ProcessRank:
             pass  # a Python body runs to its end
         self._pages.say(Word.ENDED, self.launches)
         self._pages.say(Word.STAGE, Stage.CLOSED)
+        self._errands.close()
         if self._memory is None:
             self._own.close()
             return
@@ -231,6 +251,14 @@ class ProcessRank:
             if lost is None:
                 raise
             raise RankError(self._group.describe_lost(lost)) from error
+
+    def _serve(self, question: Arrays) -> Arrays:
+        """What rank 0 asks for: write an input, or give the spans."""
+        if "data" not in question:
+            return _packed(self._own.raw_trace())
+        catch_up(self._own, int(question["heartbeat"]))
+        self._own.write(str(question["name"]), question["data"])
+        return {}
 
     def _launch_own(self, number: int) -> None:
         self._own.launches, self.launches = number - 1, number
@@ -296,6 +324,26 @@ class _Others:
                     return False
                 time.sleep(_NAP_S)
         return True
+
+
+def _packed(raw: RawTrace) -> Arrays:
+    return {
+        "spans": np.concatenate(raw.spans),
+        "sampled": np.concatenate(raw.sampled),
+        "sizes": np.array([[len(part) for part in ring] for ring in (raw.spans, raw.sampled)]),
+        "summaries": raw.summaries,
+        "tick_ns": np.array(raw.tick_ns),
+        "dropped": np.array(raw.dropped),
+    }
+
+
+def _unpacked(arrays: Arrays) -> RawTrace:
+    spans, sampled = (
+        np.split(arrays[name], np.cumsum(sizes)[:-1])
+        for name, sizes in zip(("spans", "sampled"), arrays["sizes"], strict=True)
+    )
+    last = float(arrays["tick_ns"]), int(arrays["dropped"])
+    return RawTrace(spans, sampled, arrays["summaries"], *last)
 
 
 def _check_plans(plan: Plan, group: ProcessGroup) -> None:

@@ -44,6 +44,8 @@ class Word(IntEnum):
     ENDED = 1  # the last launch whose workers have all left
     ABORTED = 2  # the last launch that it ended by force
     STAGE = 3  # Stage
+    ASKED = 4  # number of the errand; of rank 0: that the others are to do
+    ANSWERED = 5  # the last errand that it did
 
 
 class Stage(IntEnum):

@@ -43,6 +43,17 @@ def test_processes_make_the_bits_of_threads_and_repeat_them(scenario, threads, f
         assert rank or seen["tokens"].tolist() == [wanted] * 5
 
 
+def test_inputs_reach_both_and_the_trace_has_both_on_one_clock(folder) -> None:
+    with start("inputs_and_trace", 2, folder) as ranks:
+        for code, _, report in ranks.ends():
+            assert code == 0, report
+    seen = np.load(folder / "seen.npz")
+    assert seen["made"].tolist() == [[8.0] * 64, [16.0] * 64]
+    assert seen["ranks"] == 2
+    assert len(seen["whole"]) >= 3
+    assert 0 < seen["error_ns"] < 20_000
+
+
 def test_a_rank_that_is_killed_ends_the_other_with_its_report(folder) -> None:
     with start("nano_killed", 2, folder) as ranks:
         wait_for(folder / "reached")

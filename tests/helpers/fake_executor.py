@@ -204,6 +204,9 @@ class FakeExecutor:
         empty = [np.zeros(0, wire.SPAN)] * 2
         return RawTrace(spans if self.options.trace else empty, empty, summaries, 1.0, 0)
 
+    def raw_traces(self):
+        return [self.raw_trace()]
+
     def close(self):
         self.host.request_abort()
         assert self.join(10)

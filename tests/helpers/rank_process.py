@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import gpurt
+from gpurt.bench.cases_ranks import sums
 from gpurt.errors import DeviceError, GpurtError
 from gpurt.executors import cuda_driver
 from gpurt.graph import Graph
@@ -193,6 +194,27 @@ def nano_staged(group: ProcessGroup, folder: Path) -> None:
 
     cuda_driver.Device.export = fail
     nano(group, folder)
+
+
+def inputs_and_trace(group: ProcessGroup, folder: Path) -> None:
+    """Sums of an input, on the kind of device that the file `device` names; saves what came, and
+    what the last request's trace has.
+    """
+    graph = sums(group.rank, group.size, count=3, floats=64)
+    device = (folder / "device").read_text()
+    with Runtime(device, workers=1 if device == "host" else None, group=group) as runtime:
+        runtime.prepare(graph)
+        if group.rank:
+            runtime.follow()
+            return
+        made = []
+        for value in (1.0, 2.0):
+            given = {"x": np.full((1, 64), value, np.float32)}
+            request = runtime.submit(graph, inputs=given, steps=4)
+            made.append(request.result().outputs["y"][0])
+        trace = request.trace()
+        seen = {"ranks": trace.ranks, "error_ns": trace.clock_error_ns}
+        np.savez(folder / "seen.npz", made=made, whole=trace.whole_steps, **seen)
 
 
 def nano_killed(group: ProcessGroup, folder: Path) -> None:

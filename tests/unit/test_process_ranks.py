@@ -77,6 +77,16 @@ def test_processes_make_the_bits_of_threads(count, model, tmp_path):
             assert rank or seen["tokens"].tolist() == wanted
 
 
+def test_inputs_reach_both_and_the_trace_has_both(tmp_path):
+    (tmp_path / "device").write_text("host")
+    with start("inputs_and_trace", 2, tmp_path) as ranks:
+        assert ranks.ends() == [(0, "", "")] * 2
+    seen = np.load(tmp_path / "seen.npz")
+    assert seen["made"].tolist() == [[8.0] * 64, [16.0] * 64]
+    assert seen["ranks"] == 2
+    assert len(seen["whole"]) >= 3
+
+
 def test_a_slow_rank_is_waited_for(tmp_path):
     with start("held", 2, tmp_path) as ranks:
         wait_for(tmp_path / "reached")

@@ -5,7 +5,9 @@ The ranks are threads here, each with a group and a Runtime of its own.
 
 from __future__ import annotations
 
+import re
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,7 +55,6 @@ def test_what_is_not_a_ranks_part_is_refused(tmp_path):
                 lambda: ranks.submit(graph, [1]) if group.rank else ranks.follow(),
                 lambda: ranks.prepare(Graph("other", rank=1 - group.rank, rank_count=2)),
                 lambda: Runtime(["host", "host"], group=group),
-                lambda: ranks.prepare(summing(group)),
             ):
                 with pytest.raises((RequestError, GraphError, ConfigError)) as caught:
                     wrong()
@@ -65,17 +66,102 @@ def test_what_is_not_a_ranks_part_is_refused(tmp_path):
     assert second[0].startswith("rank 1 takes no requests - at Runtime.submit")
     assert second[1].startswith("other is rank 0 of 2, this process rank 1 of 2 - at Runtime.prep")
     assert second[2].startswith("2 devices for rank 1 of 2 processes - at Runtime(device=[...])")
-    assert second[3].startswith("inputs x of ranks that are processes - at sum")
     with Runtime("host") as alone, pytest.raises(RequestError, match=r"^no process group follows"):
         alone.follow()
 
 
-def summing(group):
-    graph = Graph("sum", rank=group.rank, rank_count=2)
-    x, y = graph.input("x", [1, 8], "f32"), graph.output("y", [1, 8], "f32")
-    graph.task(gpurt.body("copy", np.copyto), [x], [y])
-    all_reduce(graph, x, 2)
+def sum_of(rank):
+    """y: the sum over ranks of x + rank."""
+    graph = Graph("sum", rank=rank, rank_count=2)
+    x, part = graph.input("x", [1, 8], "f32"), graph.activation("part", [1, 8], "f32")
+    y = graph.output("y", [1, 8], "f32")
+    graph.task(gpurt.body("add", lambda a, out: np.copyto(out, a + rank)), [x], [part])
+    graph.task(
+        gpurt.body("copy", lambda a, out: np.copyto(out, a)), [all_reduce(graph, part, 2)], [y]
+    )
     return graph
+
+
+def test_inputs_reach_all_ranks_and_one_left_out_keeps_its_content(tmp_path):
+    def act(group):
+        graph, x = sum_of(group.rank), np.arange(8, dtype=np.float32)
+        with runtime(group) as ranks:
+            ranks.prepare(graph)
+            if group.rank:
+                return ranks.follow()
+            sums = []
+            for inputs in ({"x": [x]}, {"x": [10 * x]}, {}):
+                request = ranks.submit(graph, inputs=inputs, steps=2)
+                sums.append(request.result().outputs["y"][0].tolist())
+            return sums
+
+    first, second = together(tmp_path, 2, act)
+    assert second is None
+    assert first == [[2 * n * x + 1 for x in range(8)] for n in (1, 10, 10)]
+
+
+def test_an_input_waits_for_a_rank_until_it_has_left(tmp_path):
+    """Rank 1 prepares, and leaves without following."""
+
+    def act(group):
+        graph = sum_of(group.rank)
+        with runtime(group) as ranks:
+            ranks.prepare(graph)
+            if group.rank == 0:
+                ranks.submit(graph, inputs={"x": np.zeros((1, 8), np.float32)})
+
+    first, second = together(tmp_path, 2, act)
+    assert second is None
+    assert str(first).startswith("rank 1 has left - at rank 0, input x - every other rank must be")
+
+
+def test_a_trace_has_the_spans_of_all_ranks_as_of_threads(tmp_path):
+    def act(group):
+        graph = chooser(group)
+        with runtime(group) as ranks:
+            ranks.prepare(graph)
+            if group.rank:
+                return ranks.follow()
+            request = ranks.submit(graph, [1], max_tokens=5)
+            request.result()
+            return request.trace(), ranks.trace()
+
+    (trace, whole), _ = together(tmp_path, 2, act)
+    graph = gpurt.ranks.group([chooser(SimpleNamespace(rank=rank, size=2)) for rank in range(2)])
+    with Runtime(["host", "host"], workers=1) as ranks:
+        request = ranks.submit(graph, [1], max_tokens=5)
+        request.result()
+        ranks.park()
+        wanted = request.trace()
+    for seen in (trace, whole):
+        assert (seen.ranks, seen.workers) == (2, 2)
+        assert seen.whole_steps[:4].tolist() == wanted.whole_steps[:4].tolist() == [0, 1, 2, 3]
+        for step in range(4):
+            rows, of_threads = (np.sort(t.spans_of(step), order="task") for t in (seen, wanted))
+            for name in ("task", "worker", "op"):
+                assert rows[name].tolist() == of_threads[name].tolist()
+            ends = rows["begin_ns"] + rows["wait_ns"] + rows["run_ns"]
+            begins = rows["begin_ns"] + rows["wait_ns"]
+            given = np.array([trace.operators[op].name == "give" for op in rows["op"]])
+            chosen = np.array([trace.operators[op].name == "choose" for op in rows["op"]])
+            assert begins[chosen].min() >= ends[given].max(), "one clock"
+
+
+def test_a_trace_without_another_ranks_spans_is_of_rank_0_and_says_why(tmp_path, caplog):
+    def act(group):
+        graph = chooser(group)
+        with runtime(group) as ranks:
+            ranks.prepare(graph)
+            if group.rank:
+                return ranks.follow()
+            request = ranks.submit(graph, [1], max_tokens=3)
+            request.result()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(group, "_gone", {1})
+                return request.trace().ranks
+
+    assert together(tmp_path, 2, act) == [1, None]
+    assert re.search(r"the process of rank 1 .* is gone .*; the trace is of rank 0 al", caplog.text)
 
 
 def test_a_graph_that_comes_while_others_follow_is_refused(tmp_path):

@@ -56,72 +56,133 @@ struct matvec : MatvecTask {
     cursor.advance();
   }
 
+  // What a warp holds over the chunks of a task.
+  template <u32 X, u32 ROWS>
+  struct Sums {
+    using Activations = MatvecActivations<X, ROWS>;
+    static constexpr u32 kTiles = Activations::kTiles;
+    Activations x;
+    u32 chunk;  // the current one
+    u32 step;   // bytes of x from it to the next
+    f32 sum[kTiles][2][4];
+    f32 squares[kTiles][Activations::kLoads];
+    u32 stall;
+  };
+
+  // The current chunk, whose activations lie in register set `set`; the loads of the one kAhead
+  // chunks on go into the registers that it leaves: a copy of a register whose load is in flight
+  // would wait for it.
+  template <u32 X, u32 ROWS>
+  GPURT_FN static void use_chunk(Sums<X, ROWS>& w, const Shape& s, u64 norm, StageCursor& cursor,
+                                 u32 set) {
+    using Activations = MatvecActivations<X, ROWS>;
+    constexpr u32 kTiles = Activations::kTiles, kAhead = Activations::kAhead;
+    // What lies behind a short stage is of an earlier copy: any bits, NaN too.
+    const bool valid = w.chunk < s.chunks;
+    if constexpr (ROWS == 1) {
+      // A stage is released before its task's input is there.
+      uint4 unit[4];
+      u32 pair[8];
+      take_unit(cursor, unit, w.stall);
+      if ((s.flags & kXPayload) != 0) w.x.wait(set, w.step);
+      w.x.convert(set, 0, norm, pair, w.squares[0]);
+      if (valid) multiply(unit, pair, w.sum[0]);
+      w.x.load(set, kAhead * w.step);
+    } else {
+      constexpr u32 kEach = 4 / Activations::kLoads;  // mma of a granule
+      if ((s.flags & kXPayload) != 0) w.x.wait(set, w.step);
+      w.stall += wait_stage(cursor);
+      const u32 unit = shared_address(shared().ring[cursor.stage]) + threadIdx.x / 32 * kUnitBytes +
+                       threadIdx.x % 32 * 16;
+#pragma unroll
+      for (u32 i = 0; i < Activations::kLoads; ++i) {
+        u32 pair[kTiles][2 * kEach];
+#pragma unroll
+        for (u32 t = 0; t < kTiles; ++t) w.x.convert(set, t, i, norm, pair[t], w.squares[t][i]);
+#pragma unroll
+        for (u32 j = 0; j < kEach; ++j) {
+          const u32 at = i * kEach + j;
+          const uint4 part = ld_shared_b128(unit + at * 512);
+#pragma unroll
+          for (u32 t = 0; t < kTiles; ++t) {
+            if (valid)
+              mma_m16n8k16_bf16(w.sum[t][at % 2], part, pair[t][2 * j], pair[t][2 * j + 1]);
+          }
+        }
+#pragma unroll
+        for (u32 t = 0; t < kTiles; ++t) w.x.load(set, t, i, kAhead * w.step);
+      }
+      release_stage(cursor);
+      cursor.advance();
+    }
+  }
+
+  // The chunks of this warp, kAhead of them in flight.
+  template <u32 X, u32 ROWS>
+  GPURT_FN static void sum_chunks(Sums<X, ROWS>& w, const Shape& s, u64 norm, StageCursor& cursor,
+                                  u32 turn) {
+    const u32 stride = kVirtual >> s.tile_log2;
+    u32 left = (s.chunks + stride - 1) >> (4 - s.tile_log2);
+    for (bool is_first = true;; is_first = false) {
+#pragma unroll
+      for (u32 set = 0; set < MatvecActivations<X, ROWS>::kAhead; ++set) {
+        use_chunk<X, ROWS>(w, s, norm, cursor, set);
+        if (set == 0 && is_first && (s.flags & kXPayload) != 0) trace_met(turn);
+        if (--left == 0) return;
+        w.chunk += stride;
+        w.x.advance(stride);
+      }
+    }
+  }
+
   // All that the end of the task needs is worked out before its inputs are there, and pinned.
   template <u32 X, u32 ROWS>
   GPURT_FN static void run_team(u32 turn, StageCursor& cursor, u32& half) {
     using Activations = MatvecActivations<X, ROWS>;
     constexpr u32 kTiles = Activations::kTiles;
     const Shape s = shape_of(slot_of(turn).record);
-    const u32 warp = threadIdx.x / 32, stride = kVirtual >> s.tile_log2;
-    u32 chunk = warp >> s.tile_log2;
-    Activations x;
-    start(x, slot_of(turn), s, chunk);
-    x.load();
-    Output o = first_output(s, 0, turn);
-    u32 part = part_offset(s, warp), left = (s.chunks + stride - 1) >> (4 - s.tile_log2);
-    u32 base = shared_address(&half_of(half));
+    const u32 warp = threadIdx.x / 32;
+    Sums<X, ROWS> w{};
+    w.chunk = warp >> s.tile_log2;
+    w.step = Activations::kChunkBytes << (4 - s.tile_log2);
+    start(w.x, slot_of(turn), s, w.chunk);
+#pragma unroll
+    for (u32 i = 0; i < Activations::kAhead; ++i) w.x.load(i, i * w.step);
+    if constexpr (kTiles == 2) half = 0;
+    u32 base = shared_address(&half_of(half)), part = part_offset(s, warp);
+    Output o = first_output(s, 0, s.rows, turn);
     pin(o.y), pin(o.part), pin(o.bits), pin(part), pin(base);
-    f32 sum[kTiles][2][4] = {};
-    f32 squares[kTiles][Activations::kLoads] = {};
-    u32 stall = 0;
-    for (bool is_first = true;; is_first = false) {
-      uint4 unit[4];
-      u32 pair[kTiles][8];
-      // A stage is released before its task's input is there where registers allow it.
-      if constexpr (X == kBf16 || ROWS == 1) take_unit(cursor, unit, stall);
-      if ((s.flags & kXPayload) != 0) x.wait();
-#pragma unroll
-      for (u32 t = 0; t < kTiles; ++t) x.convert(t, s.norm, pair[t], squares[t]);
-      if constexpr (X != kBf16 && ROWS != 1) take_unit(cursor, unit, stall);
-      // What lies behind a short stage is of an earlier copy: any bits, NaN too.
-      if (chunk < s.chunks) {
-#pragma unroll
-        for (u32 t = 0; t < kTiles; ++t) multiply(unit, pair[t], sum[t]);
-      }
-      if (is_first && (s.flags & kXPayload) != 0) trace_met(turn);
-      if (--left == 0) break;
-      // After the mma, into the registers that they read: a copy of a register whose load is in
-      // flight would wait for it.
-      chunk += stride;
-      x.advance(stride);
-      x.load();
+    if (X == kBf16 || ROWS == 1) {
+      sum_chunks<X, ROWS>(w, s, s.norm, cursor, turn);
+    } else if (s.norm == 0) {  // a loop of its own: the other's registers do not suffice
+      sum_chunks<X, ROWS>(w, s, 0, cursor, turn);
+    } else {
+      sum_chunks<X, ROWS>(w, s, s.norm, cursor, turn);
     }
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
-      store_part(base + part, sum[t], s.rows - t * kRowTile);
+      store_part(base + part + t * kRowTile * kTokenFloats * 4, w.sum[t], s.rows - t * kRowTile);
       if ((s.flags & kHasNorm) != 0) {
-        const f32 all = Activations::sum_squares(squares[t]);
+        const f32 all = Activations::sum_squares(w.squares[t]);
         if ((warp & ((1u << s.tile_log2) - 1)) == 0)
-          store_squares(half_of(half), warp >> s.tile_log2, all);
-      }
-      team_sync();
-      finish_tile(base, s, t, turn, o);
-      half ^= 1;
-      // Not needed for safety: the halves take turns. But what the other warps do next, fetching
-      // other code and polling, slows the one warp that all SMs wait for (1.45 -> 1.34 us a hop).
-      team_sync();
-      if (t + 1 < kTiles) {
-        base = shared_address(&half_of(half));
-        o = first_output(s, t + 1, turn);
+          store_squares(base + kSquares<ROWS> + t * kRowTile * kGroupStride * 4,
+                        warp >> s.tile_log2, all);
       }
     }
-    trace_stall(turn, stall);
+    team_sync();
+    finish_rows<ROWS>(base, s, 0, s.rows, turn, o);
+    // With one half at a time not needed for safety: the halves take turns. But what the other
+    // warps do next, fetching other code and polling, slows the one warp that all SMs wait for
+    // (1.45 -> 1.34 us a hop).
+    team_sync();
+    half ^= 1;
+    trace_stall(turn, w.stall);
   }
 
-  // This thread's first output of a tile of step rows, its residual under way.
-  GPURT_FN static Output first_output(const Shape& s, u32 tile, u32 turn) {
+  // This thread's first output of `rows` step rows from row `first` on, its residual under way.
+  GPURT_FN static Output first_output(const Shape& s, u32 first, u32 rows, u32 turn) {
     const Slot& slot = slot_of(turn);
-    Output o = output_of(slot.record, s, threadIdx.x, tile, tile_rows(s, tile), slot.round);
+    Output o = output_of(slot.record, s, threadIdx.x, first, rows, slot.round);
     load_residual(s, o);
     return o;
   }
@@ -143,7 +204,7 @@ struct matvec : MatvecTask {
     for (u32 i = lane; i < 2 * kVirtual * 2 * 32; i += 32)
       (&single.sum[0][0][0][0])[i] = make_float4(0, 0, 0, 0);
     for (u32 i = lane; i < 2 * kVirtual * 4 * 32; i += 32) (&single.squares[0][0][0][0])[i] = 0;
-    MatvecActivations<X, 16> x;
+    MatvecActivations<X, 16, true> x;
     start(x, slot_of(turn), s, 0);
     u32 stall = 0;
     for (u32 begin = 0; begin < s.chunks; begin += groups) {
@@ -161,18 +222,18 @@ struct matvec : MatvecTask {
   }
 
   template <u32 X>
-  GPURT_FN static void multiply_group(const Shape& s, Single& single, MatvecActivations<X, 16>& x,
-                                      u32 stage, u32 group) {
-    constexpr u32 kLoads = MatvecActivations<X, 16>::kLoads;
+  GPURT_FN static void multiply_group(const Shape& s, Single& single,
+                                      MatvecActivations<X, 16, true>& x, u32 stage, u32 group) {
+    constexpr u32 kLoads = MatvecActivations<X, 16, true>::kLoads;
     const u32 lane = threadIdx.x % 32;
     u32 pair[2][8];
-    x.load();
-    if ((s.flags & kXPayload) != 0) x.wait();
+    x.load(0, 0);
+    if ((s.flags & kXPayload) != 0) x.wait(0, 0);
 #pragma unroll
     for (u32 t = 0; t < 2; ++t) {
       f32 squares[kLoads];
       for (u32 i = 0; i < kLoads; ++i) squares[i] = single.squares[t][group][i][lane];
-      x.convert(t, s.norm, pair[t], squares);
+      x.convert(0, t, s.norm, pair[t], squares);
       for (u32 i = 0; i < kLoads; ++i) single.squares[t][group][i][lane] = squares[i];
     }
     for (u32 tile = 0; tile < 1u << s.tile_log2; ++tile) {
@@ -211,11 +272,13 @@ struct matvec : MatvecTask {
     for (u32 group = 0; group < kVirtual >> s.tile_log2; ++group) {
       f32 squares[kLoads];
       for (u32 i = 0; i < kLoads; ++i) squares[i] = single.squares[t][group][i][threadIdx.x % 32];
-      store_squares(single.half, group, MatvecActivations<X, 16>::sum_squares(squares));
+      store_squares(base + kSquares<kRowTile>, group,
+                    MatvecActivations<X, 16>::sum_squares(squares));
     }
     __syncwarp();
-    Output o = first_output(s, t, turn);
-    finish_tile(base, s, t, turn, o);
+    const u32 first = t * kRowTile, rows = min(s.rows - first, kRowTile);
+    Output o = first_output(s, first, rows, turn);
+    finish_rows<kRowTile>(base, s, first, rows, turn, o);
     __syncwarp();
   }
 

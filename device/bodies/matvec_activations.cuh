@@ -8,7 +8,9 @@
 //   1 row        the first lanes load one granule each, so that one request brings the chunk; after
 //                conversion they pass it on to lanes 0..3. The lines of a payload edge are polled
 //                by every SM at once, and requests at their L2 slices are what a hop waits for.
-// Loads go to L2 for payload and for ordinary inputs alike, so one path serves both.
+// Loads go to L2 for payload and for ordinary inputs alike, so one path serves both. A trip takes
+// longer than a chunk's arithmetic: kAhead chunks are under way at once, as many as registers hold,
+// each in a set of its own.
 #pragma once
 #include "../stream.cuh"
 
@@ -16,19 +18,22 @@ namespace gpurt {
 
 constexpr u32 kMatvecRowTile = 8;  // rows of a step in one mma: its n
 
-template <u32 X, u32 ROWS>
+template <u32 X, u32 ROWS, bool ALONE = false>
 struct MatvecActivations {
   static constexpr u32 kTiles = ROWS == 16 ? 2 : 1;
   static constexpr u32 kGranules = X == kBf16 ? 2 : 4;      // that a lane needs of a row
   static constexpr u32 kLoads = ROWS == 1 ? 1 : kGranules;  // that it loads itself
+  static constexpr u32 kPairs = 8 / kGranules;              // of bf16, in a granule
   static constexpr u32 kColumnLanes = ROWS == 1 ? 4 * kGranules : 4;
   static constexpr u32 kElementBytes = X == kBf16 ? 2 : 4;
   static constexpr u32 kChunkBytes = 64 * kElementBytes;
   static constexpr u32 kGranuleStride = 64;  // bytes: four lanes' granules
-  uint4 raw[kTiles][kLoads];                 // in flight from load() to wait()
-  u64 at[kTiles];                            // this lane's first granule of the current chunk
-  u32 offset;                                // of that granule in its row, bytes
-  u32 row_bytes;                             // 0: there is no row to read
+  static constexpr u32 kSets = (X == kBf16 ? 8 : 4) / (kTiles * kLoads);
+  static constexpr u32 kAhead = ALONE || kSets < 1 ? 1 : ROWS == 1 ? 2 : kSets;
+  uint4 raw[kAhead][kTiles][kLoads];  // in flight from load() to wait()
+  u64 at[kTiles];                     // this lane's first granule of the current chunk
+  u32 offset;                         // of that granule in its row, bytes
+  u32 row_bytes;                      // 0: there is no row to read
 
   // row(j): the row of x that belongs to row j of the output. Lanes beyond the last row read that
   // one again: it costs no further sector, and their columns of the product are never stored.
@@ -51,63 +56,82 @@ struct MatvecActivations {
     for (u32 t = 0; t < kTiles; ++t) at[t] += chunks * kChunkBytes;
   }
 
-  // Zeros beyond the row's end, where W is padded with zeros: zero never looks like the sentinel.
-  GPURT_FN void load() {
+  // What lies `ahead` bytes behind the current chunk's granule `i`, into register set `set`. Zeros
+  // beyond the row's end, where W is padded with zeros: zero never looks like the sentinel.
+  GPURT_FN void load(u32 set, u32 t, u32 i, u32 ahead) {
+    raw[set][t][i] = make_uint4(0, 0, 0, 0);
+    reload(set, t, i, ahead);
+  }
+  GPURT_FN void reload(u32 set, u32 t, u32 i, u32 ahead) {
+    if (offset + ahead + i * kGranuleStride < row_bytes)
+      raw[set][t][i] = ld_relaxed_b128(at[t] + ahead + i * kGranuleStride);
+  }
+
+  GPURT_FN void load(u32 set, u32 ahead) {
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (u32 i = 0; i < kLoads; ++i) raw[t][i] = make_uint4(0, 0, 0, 0);
+      for (u32 i = 0; i < kLoads; ++i) load(set, t, i, ahead);
     }
-    reload();
   }
-
-  GPURT_FN void reload() {
+  GPURT_FN void reload(u32 set, u32 ahead) {
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (u32 i = 0; i < kLoads; ++i) {
-        if (offset + i * kGranuleStride < row_bytes)
-          raw[t][i] = ld_relaxed_b128(at[t] + i * kGranuleStride);
-      }
+      for (u32 i = 0; i < kLoads; ++i) reload(set, t, i, ahead);
     }
   }
 
-  GPURT_FN bool missing() const {
+  GPURT_FN bool missing(u32 set) const {
     bool any = false;
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (u32 i = 0; i < kLoads; ++i) any |= is_sentinel(raw[t][i]);
+      for (u32 i = 0; i < kLoads; ++i) any |= is_sentinel(raw[set][t][i]);
     }
     return any;
   }
 
-  // Payload: until all of the chunk is there. Converged.
-  GPURT_FN void wait() {
-    for (u32 polls = 0; payload_missing(missing(), polls);) reload();
+  // Payload: until all of the current chunk is there, which lies in `set`. Converged. step: bytes
+  // from a chunk to the next one of this warp. What was asked for beside a chunk that was late is
+  // asked for again at once: one trip for all of it, not one for each.
+  GPURT_FN void wait(u32 set, u32 step) {
+    u32 polls = 0;
+    for (; payload_missing(missing(set), polls);) reload(set, 0);
+    if (kAhead == 1 || polls == 0) return;
+#pragma unroll
+    for (u32 i = 1; i < kAhead; ++i) reload((set + i) % kAhead, i * step);
   }
 
-  // To bf16 pairs in mma order: pair[2j], pair[2j + 1] are B of mma j. `norm`: address of the norm
-  // weights (f32 x only), 0 if there are none; with them, adds each granule's squares to its own
-  // sum, so that all variants add them in one order.
-  GPURT_FN void convert(u32 t, u64 norm, u32 (&pair)[8], f32 (&squares)[kLoads]) const {
+  // Granule `i` of the current chunk, in `set`, to bf16 pairs. `norm`: address of the norm weights
+  // (f32 x only), 0 if there are none; with them, adds the granule's squares to their own sum, so
+  // that all variants add them in one order.
+  GPURT_FN void convert(u32 set, u32 t, u32 i, u64 norm, u32 (&pair)[kPairs], f32& squares) const {
+    const uint4 v = raw[set][t][i];
+    if constexpr (X == kBf16) {
+      pair[0] = v.x, pair[1] = v.y, pair[2] = v.z, pair[3] = v.w;
+    } else {
+      f32 a = __uint_as_float(v.x), b = __uint_as_float(v.y);
+      f32 c = __uint_as_float(v.z), d = __uint_as_float(v.w);
+      if (norm != 0 && offset + i * kGranuleStride < row_bytes) {
+        squares = __fmaf_rn(a, a, squares), squares = __fmaf_rn(b, b, squares);
+        squares = __fmaf_rn(c, c, squares), squares = __fmaf_rn(d, d, squares);
+        const float4 weight =
+            __ldg(reinterpret_cast<const float4*>(norm + offset + i * kGranuleStride));
+        a *= weight.x, b *= weight.y, c *= weight.z, d *= weight.w;
+      }
+      pair[0] = pack_bf16x2(a, b), pair[1] = pack_bf16x2(c, d);
+    }
+  }
+
+  // The whole chunk, in mma order: pair[2j], pair[2j + 1] are B of mma j.
+  GPURT_FN void convert(u32 set, u32 t, u64 norm, u32 (&pair)[8], f32 (&squares)[kLoads]) const {
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
-      const uint4 v = raw[t][i];
-      if constexpr (X == kBf16) {
-        pair[4 * i] = v.x, pair[4 * i + 1] = v.y, pair[4 * i + 2] = v.z, pair[4 * i + 3] = v.w;
-      } else {
-        f32 a = __uint_as_float(v.x), b = __uint_as_float(v.y);
-        f32 c = __uint_as_float(v.z), d = __uint_as_float(v.w);
-        if (norm != 0 && offset + i * kGranuleStride < row_bytes) {
-          squares[i] = __fmaf_rn(a, a, squares[i]), squares[i] = __fmaf_rn(b, b, squares[i]);
-          squares[i] = __fmaf_rn(c, c, squares[i]), squares[i] = __fmaf_rn(d, d, squares[i]);
-          const float4 weight =
-              __ldg(reinterpret_cast<const float4*>(norm + offset + i * kGranuleStride));
-          a *= weight.x, b *= weight.y, c *= weight.z, d *= weight.w;
-        }
-        pair[2 * i] = pack_bf16x2(a, b), pair[2 * i + 1] = pack_bf16x2(c, d);
-      }
+      u32 part[kPairs];
+      convert(set, t, i, norm, part, squares[i]);
+#pragma unroll
+      for (u32 w = 0; w < kPairs; ++w) pair[kPairs * i + w] = part[w];
     }
     if constexpr (ROWS == 1) pass_on(pair);
   }
@@ -137,11 +161,10 @@ struct MatvecActivations {
   // One row: lane c + 4i's words become lane c's granule i. Other lanes hold what they like: their
   // columns of the product belong to no row.
   GPURT_FN static void pass_on(u32 (&pair)[8]) {
-    constexpr u32 kWords = 8 / kGranules;
 #pragma unroll
     for (u32 i = 1; i < kGranules; ++i) {
 #pragma unroll
-      for (u32 w = 0; w < kWords; ++w) pair[kWords * i + w] = __shfl_down_sync(~0u, pair[w], 4 * i);
+      for (u32 w = 0; w < kPairs; ++w) pair[kPairs * i + w] = __shfl_down_sync(~0u, pair[w], 4 * i);
     }
   }
 };

@@ -56,7 +56,7 @@ struct matvec_input {
   template <u32 X, class Row>
   GPURT_FN static void convert(const TaskRecord& task, const BodyContext& context, u32 groups,
                                u32 rows, MatvecTask::Half& half, Row row) {
-    using Activations = MatvecActivations<X, kRows>;
+    using Activations = MatvecActivations<X, kRows, true>;
     const u32 k = task.param[MatvecTask::kK], lane = context.thread % 32;
     const u64 from = reinterpret_cast<u64>(context.address<const u8>(task, kArgX));
     uint4* to = arg<uint4>(task, kArgY) + u64{task.tile[0]} * ((k + 63) / 64) * 64 + lane;
@@ -68,14 +68,14 @@ struct matvec_input {
 #pragma unroll 1
       for (u32 chunk = task.tile[1] + v; chunk < task.tile[2]; chunk += groups) {
         u32 pair[8];
-        x.load();
-        if ((task.payload_mask >> kArgX & 1) != 0) x.wait();
-        x.convert(0, task.addr[kArgNorm], pair, squares);
+        x.load(0, 0);
+        if ((task.payload_mask >> kArgX & 1) != 0) x.wait(0, 0);
+        x.convert(0, 0, task.addr[kArgNorm], pair, squares);
         x.advance(groups);
         to[chunk * 64] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
         to[chunk * 64 + 32] = make_uint4(pair[4], pair[5], pair[6], pair[7]);
       }
-      MatvecTask::store_squares(half, v, Activations::sum_squares(squares));
+      MatvecTask::store_squares(shared_address(half.squares), v, Activations::sum_squares(squares));
     }
   }
 };

@@ -32,14 +32,20 @@ struct MatvecTask {
   static constexpr u32 kGroupStride = 20;  // floats: 16 sums, padded against bank conflicts
   static constexpr u32 kTokenFloats = 16 * kGroupStride;
 
-  // Partial sums of one tile of 8 step rows. Two of them take turns, so that one team barrier per
-  // tile is enough: who writes one again has passed the barrier after its last reading.
-  // A row's sums lie side by side, K group after K group of its row tile, for loads of 16 bytes.
-  struct alignas(16) Half {
-    f32 part[kRowTile][16][kGroupStride];  // [step row][row of W][row tile * groups + group]
-    f32 squares[kRowTile][kGroupStride];   // [step row][K group]
+  // Partial sums of up to ROWS step rows. A row's lie side by side, K group after K group of its
+  // row tile, for loads of 16 bytes. Those of 8 rows take half of the room that those of 16 do, so
+  // two of them take turns.
+  template <u32 ROWS>
+  struct alignas(16) Parts {
+    f32 part[ROWS][16][kGroupStride];  // [step row][row of W][row tile * groups + group]
+    f32 squares[ROWS][kGroupStride];   // [step row][K group]
   };
+  using Half = Parts<kRowTile>;
+  static_assert(sizeof(Parts<2 * kRowTile>) == 2 * sizeof(Half));
   static_assert(2 * sizeof(Half) <= kScratchBytes);
+  // Bytes from the start of Parts to its squares.
+  template <u32 ROWS>
+  static constexpr u32 kSquares = (ROWS > kRowTile ? ROWS : kRowTile) * kTokenFloats * 4;
 
   // What all lanes share, read from the slot once.
   struct Shape {
@@ -57,8 +63,8 @@ struct MatvecTask {
     u64 y;         // where its value, or the granule that starts with it, goes
     u64 residual;  // address of its granule (payload) or of its word; 0: none
     uint4 held;    // what was read there
-    u32 part;      // bytes from the start of a Half to its first partial sum
-    u32 bits;      // OutputBit, and its step row within the tile << kRowShift
+    u32 part;      // bytes from the start of Parts to its first partial sum
+    u32 bits;      // OutputBit, and its row in Parts << kRowShift
   };
   enum OutputBit : u32 { kWorks = 1, kStores = 2, kWordShift = 2, kRowShift = 4 };
 
@@ -90,13 +96,6 @@ struct MatvecTask {
     return task.param[kSampled] != 0 ? MatvecStep::sample_row(task, j) : j;
   }
 
-  // A table may have fewer rows than the way it went by has tiles for.
-  GPURT_FN static u32 tile_rows(const Shape& s, u32 tile) {
-    if (kOwnRows && s.rows <= tile * kRowTile) return 0;
-    const u32 left = s.rows - tile * kRowTile;
-    return left < kRowTile ? left : kRowTile;
-  }
-
   GPURT_FN static Half& half_of(u32 half) {
     return reinterpret_cast<Half*>(shared().scratch)[half];
   }
@@ -124,9 +123,11 @@ struct MatvecTask {
     }
   }
 
-  // The squares of a K group; `squares` is the same in the lanes of a step row.
-  GPURT_FN static void store_squares(Half& half, u32 group, f32 squares) {
-    if (threadIdx.x % 4 == 0) half.squares[threadIdx.x % 32 / 4][group] = squares;
+  // The squares of a K group of 8 step rows, whose place begins at `to`; `squares` is the same in
+  // the lanes of a step row.
+  GPURT_FN static void store_squares(u32 to, u32 group, f32 squares) {
+    if (threadIdx.x % 4 == 0)
+      st_shared_f32(to + (threadIdx.x % 32 / 4 * kGroupStride + group) * 4, squares);
   }
 
   // K groups side by side from shared address `from`, in four chains. GROUPS is a constant so that
@@ -159,8 +160,8 @@ struct MatvecTask {
 
   // ---- outputs
   // ----------------------------------------------------------------------------------- Output `at`
-  // of a tile of step rows; `rows` of them are there.
-  GPURT_FN static Output output_of(const TaskRecord& task, const Shape& s, u32 at, u32 tile,
+  // of `rows` step rows, of which row `first` is the first.
+  GPURT_FN static Output output_of(const TaskRecord& task, const Shape& s, u32 at, u32 first,
                                    u32 rows, u64 round) {
     Output o;
     const u32 r = at & ((16u << s.tile_log2) - 1), n = task.tile[0] + r;
@@ -172,13 +173,14 @@ struct MatvecTask {
     // A lane without an output sums some other's partial sums, and stores nothing.
     o.part = valid ? (j * kTokenFloats + r % 16 * kGroupStride + slot) * 4 : 0;
     const u64 y = arg_address(task, kArgY, round, gpurt_program.payload_set_bytes);
-    o.y = y + ((u64{tile * kRowTile + j} * width + column) << (2 - bf16));
+    o.y = y + ((u64{first + j} * width + column) << (2 - bf16));
     if constexpr (kMatvecPublished) {
       if ((s.flags & kPublished) != 0)
-        o.y = Copies::first_of(task.param + kYRanks, y, tile * kRowTile + j, column);
+        o.y = Copies::first_of(task.param + kYRanks, y, first + j, column);
     }
-    // Lanes from one stored value or granule to the next.
-    const u32 apart = ((s.flags & kYPayload) != 0 ? 4u << bf16 : 1u) << paired;
+    // Lanes from one stored value or granule to the next; of what is published each lane stores.
+    const bool alone = (s.flags & (kYPayload | kPublished)) == kYPayload;
+    const u32 apart = (alone ? 4u << bf16 : 1u) << paired;
     o.bits = column % 4 << kWordShift | (valid ? j << kRowShift : 0);
     if (at - at % 32 < rows << (4 + s.tile_log2)) o.bits |= kWorks;
     if (valid && (r & (apart - 1)) == 0) o.bits |= kStores;
@@ -186,7 +188,7 @@ struct MatvecTask {
     o.residual = 0;
     if ((s.flags & kHasResidual) != 0 && valid) {
       const u64 base = arg_address(task, kArgResidual, round, gpurt_program.payload_set_bytes);
-      const u32 row = source_row(task, tile * kRowTile + j);
+      const u32 row = source_row(task, first + j);
       o.residual = base + (u64{row} * width + column) * 4;
       if ((s.flags & kResidualPayload) != 0) o.residual &= ~u64{15};
     }
@@ -210,29 +212,33 @@ struct MatvecTask {
     return __uint_as_float(word == 0 ? v.x : word == 1 ? v.y : word == 2 ? v.z : v.w);
   }
 
-  // Of a value: on this rank, or on every one that gets it. put(bytes from its first place)
-  template <class Put>
-  GPURT_FN static void each_copy(const Shape& s, u32 turn, Put put) {
-    if constexpr (kMatvecPublished) {
-      if ((s.flags & kPublished) != 0) {
-        const u32* param = slot_of(turn).record.param + kYRanks;
+  // To every rank that gets it: the four lanes of a granule share its copies. All lanes of a warp.
+  GPURT_FN static void publish(const Shape& s, u32 turn, const Output& o, f32 value) {
+    const u32 lane = threadIdx.x % 32, first = lane & ~3u;
+    u32 word = __float_as_uint(value);
+    if ((s.flags & kYPayload) != 0) word = canonical_f32(word);
+    uint4 granule;
+    granule.x = __shfl_sync(~0u, word, first), granule.y = __shfl_sync(~0u, word, first + 1);
+    granule.z = __shfl_sync(~0u, word, first + 2), granule.w = __shfl_sync(~0u, word, first + 3);
+    if ((o.bits & kStores) == 0) return;
+    const u32* param = slot_of(turn).record.param + kYRanks;
 #pragma unroll 1
-        for (u32 i = 0; i < Copies::count_of(param); ++i) put(Copies::offset_of(param, i));
-        return;
-      }
-    }
-    put(0);
+    for (u32 i = lane % 4, count = Copies::count_of(param); i < count; i += 4)
+      st_relaxed_b128((o.y & ~u64{15}) + Copies::offset_of(param, i), granule);
   }
 
   // All lanes of a warp.
   GPURT_FN static void store(const Shape& s, u32 turn, const Output& o, f32 value) {
+    if constexpr (kMatvecPublished) {
+      if ((s.flags & kPublished) != 0) return publish(s, turn, o, value);
+    }
     const u32 paired = (s.flags & kPaired) != 0 ? 1 : 0;
     if ((s.flags & kYPayload) == 0) {
       if ((o.bits & kStores) == 0) return;
       if ((s.flags & kYBf16) != 0) {
         *at<u16>(o.y) = static_cast<u16>(pack_bf16x2(value, 0.0f));
       } else {
-        each_copy(s, turn, [&](u64 offset) { *at<f32>(o.y + offset) = value; });
+        *at<f32>(o.y) = value;
       }
       return;
     }
@@ -246,8 +252,7 @@ struct MatvecTask {
     granule.y = __shfl_down_sync(~0u, granule.x, apart);
     granule.z = __shfl_down_sync(~0u, granule.x, 2 * apart);
     granule.w = __shfl_down_sync(~0u, granule.x, 3 * apart);
-    if ((o.bits & kStores) != 0)
-      each_copy(s, turn, [&](u64 offset) { st_relaxed_b128(o.y + offset, granule); });
+    if ((o.bits & kStores) != 0) st_relaxed_b128(o.y, granule);
   }
 
   // 1 / sqrt(mean square + eps) of a row from its squares, K group by K group at shared address
@@ -263,10 +268,10 @@ struct MatvecTask {
 
   // What only some tasks have, in the order of the contract. Intrinsics: no variant may contract
   // what another does not.
-  GPURT_FN static f32 add_extras(u32 half, const Shape& s, u32 turn, Output& o, f32 value) {
+  template <u32 ROWS>
+  GPURT_FN static f32 add_extras(u32 parts, const Shape& s, u32 turn, Output& o, f32 value) {
     if ((s.flags & kHasNorm) != 0) {
-      const u32 squares =
-          half + kRowTile * kTokenFloats * 4 + (o.bits >> kRowShift) * kGroupStride * 4;
+      const u32 squares = parts + kSquares<ROWS> + (o.bits >> kRowShift) * kGroupStride * 4;
       value = __fmul_rn(value, row_factor(squares, s.tile_log2, s.k, __uint_as_float(s.eps)));
     }
     if constexpr (kMatvecScaled) {
@@ -283,21 +288,24 @@ struct MatvecTask {
     return value;
   }
 
-  // All lanes of a warp. `half`: shared address of the Half that the team has filled.
-  GPURT_FN static void finish(u32 half, const Shape& s, u32 turn, Output& o) {
-    f32 value = sum_of(half + o.part, s.tile_log2);
-    if ((s.flags & kExtras) != 0) value = add_extras(half, s, turn, o, value);
+  // All lanes of a warp. `parts`: shared address of the Parts that the team has filled.
+  template <u32 ROWS>
+  GPURT_FN static void finish(u32 parts, const Shape& s, u32 turn, Output& o) {
+    f32 value = sum_of(parts + o.part, s.tile_log2);
+    if ((s.flags & kExtras) != 0) value = add_extras<ROWS>(parts, s, turn, o, value);
     store(s, turn, o, value);
   }
 
-  // The outputs of one tile, a lane each; `o` is this thread's first.
-  GPURT_FN static void finish_tile(u32 half, const Shape& s, u32 tile, u32 turn, Output& o) {
+  // The outputs of `rows` step rows from row `first` on, a lane each; `o` is this thread's first.
+  template <u32 ROWS>
+  GPURT_FN static void finish_rows(u32 parts, const Shape& s, u32 first, u32 rows, u32 turn,
+                                   Output& o) {
     for (u32 at = threadIdx.x; (o.bits & kWorks) != 0;) {
-      finish(half, s, turn, o);
+      finish<ROWS>(parts, s, turn, o);
       at += kTeamThreads;
-      if (at - at % 32 >= tile_rows(s, tile) << (4 + s.tile_log2)) break;
+      if (at - at % 32 >= rows << (4 + s.tile_log2)) break;
       const Slot& slot = slot_of(turn);
-      o = output_of(slot.record, s, at, tile, tile_rows(s, tile), slot.round);
+      o = output_of(slot.record, s, at, first, rows, slot.round);
       load_residual(s, o);
     }
   }

@@ -87,17 +87,39 @@ GPURT_FN float4 load_piece(const float4* from) {
 GPURT_FN f32 load_piece(const f32* from) {
   return load_word(from);
 }
+GPURT_FN bool is_missing(const float4& v) {
+  return is_sentinel(make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
+                                __float_as_uint(v.w)));
+}
+GPURT_FN bool is_missing(f32 v) {
+  return __float_as_uint(v) == kPayloadSentinel;
+}
 // What load_piece() gave, once it is there. payload: whether it had to be waited for.
 GPURT_FN float4 whole_piece(const float4& piece, const float4* from, bool payload) {
-  const uint4 seen = make_uint4(__float_as_uint(piece.x), __float_as_uint(piece.y),
-                                __float_as_uint(piece.z), __float_as_uint(piece.w));
-  if (!payload || !is_sentinel(seen)) return piece;
+  if (!payload || !is_missing(piece)) return piece;
   const uint4 v = wait_granule(reinterpret_cast<u64>(from));
   return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
                      __uint_as_float(v.w));
 }
 GPURT_FN f32 whole_piece(f32 piece, const f32* from, bool payload) {
   return whole_word(piece, from, payload);
+}
+
+// The same of several pieces, piece j at from(j). Who waits for one after another makes a trip to
+// L2 for each that was not there at first; here each look is at all that are missing.
+template <u32 N, class Piece, class From>
+GPURT_FN void whole_pieces(Piece (&pieces)[N], bool payload, From from) {
+  u32 polls = 0;
+  for (bool missing = payload; missing && !must_end(polls);) {
+    missing = false;
+#pragma unroll
+    for (u32 j = 0; j < N; ++j) {
+      if (!is_missing(pieces[j])) continue;
+      pieces[j] = load_piece(from(j));
+      missing = true;
+    }
+    if (missing) pause();
+  }
 }
 
 // Four floats, canonical, in one store. Any lanes; right for payload and for ordinary arguments.

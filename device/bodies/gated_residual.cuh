@@ -93,9 +93,9 @@ struct gated_residual {
       kept[j] = mul4(read4(arg<const f32>(task, 3), at(j)),
                      read4(arg<const f32>(task, 2) + begin, at(j)));
     }
+    whole_pieces(v, branch.payload, [&](u32 j) { return from + at(j); });
 #pragma unroll
     for (u32 j = 0; j < kHeld; ++j) {
-      v[j] = whole_piece(v[j], from + at(j), branch.payload);
       if (gain != nullptr) v[j] = mul4(v[j], read4(gain, at(j)));
     }
     RowNorm::keep(scratch.partial[0], warp, squares_of(v, context.thread, pieces));

@@ -23,15 +23,14 @@ GPURT_FN Piece slots_piece(const SlotsOf<Piece>& slots, u32 index, u32 i, const 
   if (first != nullptr) total = *first;
 #pragma unroll 1
   for (u32 base = 0; base < slots.ranks; base += AT_ONCE) {
+    const auto place = [&](u32 j) { return from + min(base + j, slots.ranks - 1) * slots.slot; };
     Piece parts[AT_ONCE];
 #pragma unroll
-    for (u32 j = 0; j < AT_ONCE; ++j) {
-      if (base + j < slots.ranks) parts[j] = load_piece(from + (base + j) * slots.slot);
-    }
+    for (u32 j = 0; j < AT_ONCE; ++j) parts[j] = load_piece(place(j));
+    whole_pieces(parts, payload, place);
 #pragma unroll
     for (u32 j = 0; j < AT_ONCE; ++j) {
       if (base + j >= slots.ranks) break;
-      parts[j] = whole_piece(parts[j], from + (base + j) * slots.slot, payload);
       if (base + j == 0 && first == nullptr) {
         total = parts[0];  // 0 + x would lose the sign of a zero
       } else {

@@ -75,9 +75,8 @@ def _forms(
     if ranks == 2 or width % (ranks * _FLOATS):
         return  # two ranks send as much in two shots
     with graph.form(part.name, "two shots"):
-        shares = graph.symmetric(f"{part.name}.shares", part, slots=ranks, width=width // ranks)
+        shares = scattered(graph, part, ranks)
         sums = graph.symmetric(f"{part.name}.sums", part)
-        publish(graph, part, shares, per_row=per_row, scatter=True, name="scatter")
         reduce(graph, shares, sums, per_row=per_row, residual=residual)
         read(sums.whole)
 
@@ -85,6 +84,16 @@ def _forms(
 def all_reduce_bytes(size_bytes: int, ranks: int) -> int:
     """Bytes that a rank sends to sum a value of so many, in the form that sends fewer."""
     return min((ranks - 1) * size_bytes, 2 * (ranks - 1) * size_bytes // ranks)
+
+
+def scattered(graph: Graph, part: Buffer, ranks: int) -> Buffer:
+    """All ranks' parts of this rank's columns, slots for who adds them up: the first shot of two.
+    part: [rows, W]; slots: [ranks, rows, W / ranks], symmetric.
+    """
+    width, per_row = part.shape[-1] // ranks, part.per_row or 1
+    shares = graph.symmetric(f"{part.name}.shares", part, slots=ranks, width=width)
+    publish(graph, part, shares, per_row=per_row, scatter=True, name="scatter")
+    return shares
 
 
 def all_gather(graph: Graph, part: Buffer, ranks: int, *, sampled: bool = False) -> Buffer:

@@ -17,8 +17,8 @@ With bf16 matrices a gated residual also writes C of its stream, in bf16, for th
 With tp_size > 1 a graph is one rank's share: its heads (of K/V at least one, which neighbours may
 both have), its part of every expert's inner width, or whole experts (expert_split.py), its part of
 a dense MLP's inner width, of the rows of Wpre, Wpost and the head. b and d, or y, are then summed
-over ranks, z, the widened y and the logits gathered, also a wide router's; the embedding and a
-small router are whole on every rank.
+over ranks (d by columns, expert_sum.py), z, the widened y and the logits gathered, also a wide
+router's; the embedding and a small router are whole on every rank.
 Legend: B rows, H heads, K kv heads, D head dimension, E experts, M width of an expert's input.
 """
 
@@ -40,9 +40,9 @@ from gpurt.graphs.collectives import all_gather, all_reduce_into
 from gpurt.graphs.dflash import DraftModel, DraftTarget
 from gpurt.graphs.drafters import add_drafter
 from gpurt.graphs.expert_split import choose
+from gpurt.graphs.expert_sum import sum_experts
 from gpurt.graphs.muse_spark_config import PREFIX, MuseSparkConfig
 from gpurt.graphs.ops.attention import attention, ring_pages, slot_pages
-from gpurt.graphs.ops.combine import combine
 from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.expert_matvec import expert_matvec
 from gpurt.graphs.ops.gated_residual import gated_residual
@@ -283,7 +283,7 @@ class _Builder:
         logits = self.router(at, source, x)
         z = all_gather(graph, z, self.ranks)
         routes = self.routes(at, source, logits)
-        top_k, post_eps = config.top_k, config.post_eps
+        top_k = config.top_k
         inner = config.moe_intermediate // (1 if self.by_expert else self.ranks)
         h = graph.row_activation(f"{at}.h", inner, f32, top_k)
         w, scale = self.expert_weight(layer, f"{at}.up", f"{source}.experts.gate_up_proj", 2)
@@ -305,22 +305,18 @@ class _Builder:
         expert_matvec(
             graph, h, w, routes, d, top_k=top_k, w_scale=scale, x_per_pair=True, name="expert_down"
         )
-        y = self.activation(f"{at}.y", config.moe_hidden)
-        gain = self.gain(f"{at}.d.gain", f"{source}.experts.post_expert_norm.weight")
-        own = self.own_experts()[1]
-
-        def add_up(pairs: Operand) -> None:
-            combine(graph, pairs, routes, y, experts=own, top_k=top_k, gain=gain, eps=post_eps)
-
         b = self.activation(f"{at}.mlp.b", config.hidden // self.ranks)
         post = self.matrix(f"{at}.post.w", f"{source}.post_expert_proj", cut=0)
+        tensor = f"{source}.experts.post_expert_norm.weight"
+        cut = self.ranks > 1 and not self.by_expert
 
-        def widen(whole: Operand) -> None:
-            matvec(graph, whole, post, b, name="post_expert")
+        def widen(y: Operand) -> None:
+            matvec(graph, y, post, b, name="post_expert")
 
-        of_d, of_y = (1, self.ranks) if self.by_expert else (self.ranks, 1)
-        all_reduce_into(graph, d, of_d, add_up)
-        all_reduce_into(graph, y, of_y, widen)
+        given: dict[str, Any] = {"top_k": top_k, "ranks": self.ranks, "by_columns": cut}
+        given |= {"experts": self.own_experts()[1], "eps": config.post_eps}
+        gain = self.gain(f"{at}.d.gain", tensor, cut=cut)
+        sum_experts(graph, d, routes, f"{at}.y", widen, gain=gain, **given)
         return b
 
     def own_experts(self) -> tuple[int, int]:
@@ -452,8 +448,10 @@ class _Builder:
         tensor = f"{PREFIX}.layers.{layer}.input_layernorm.weight"
         return self.gain(f"layers[{layer}].attention.norm", tensor)
 
-    def gain(self, name: str, tensor: str) -> Buffer:
+    def gain(self, name: str, tensor: str, *, cut: bool = False) -> Buffer:
         source = self.weights[tensor]
+        if cut:
+            source = read.cut(source, 0, self.rank, self.ranks)
         return self.graph.weight(name, source.shape, f32, read.one_plus(source))
 
     def expert_weight(

@@ -39,13 +39,6 @@ struct combine {
   }
 
  private:
-  // d is payload only as what ranks exchange.
-  GPURT_FN static bool polls(const TaskRecord& task) {
-    return GPURT_RANKS != 0 && polls_input(task, 0);
-  }
-  GPURT_FN static const float4* four(const f32* row, u32 i) {
-    return reinterpret_cast<const float4*>(row) + i;
-  }
   GPURT_FN static Scratch& scratch_of(const BodyContext& context) {
     return *reinterpret_cast<Scratch*>(context.scratch);
   }
@@ -53,8 +46,7 @@ struct combine {
   // Squares of up to kAtOnce of `left` pairs, in RowNorm's order: their loads are under way at
   // once, where pair by pair each made a trip to L2 of its own.
   GPURT_FN static void sum_some(RowNorm::Partial* partial, u32 left, u32 width,
-                                const BodyContext& context, const f32* d, const f32* gain,
-                                bool waits) {
+                                const BodyContext& context, const f32* d, const f32* gain) {
     const u32 lane = context.thread % 32;
 #pragma unroll 1
     for (u32 v = context.thread / 32; v < RowNorm::kVirtual; v += context.team_threads / 32) {
@@ -63,12 +55,8 @@ struct combine {
       for (u32 i = v * 32 + lane; i < width / 4; i += RowNorm::kVirtual * 32) {
         float4 x[kAtOnce];
 #pragma unroll
-        for (u32 j = 0; j < kAtOnce; ++j)
-          x[j] = load_piece(four(d + u64(j < left ? j : 0) * width, i));
+        for (u32 j = 0; j < kAtOnce; ++j) x[j] = read4(d + u64(j < left ? j : 0) * width, i);
         const float4 g = read4(gain, i);
-#pragma unroll
-        for (u32 j = 0; j < kAtOnce; ++j)
-          x[j] = whole_piece(x[j], four(d + u64(j < left ? j : 0) * width, i), waits);
 #pragma unroll
         for (u32 j = 0; j < kAtOnce; ++j) sum[j] = RowNorm::add4(mul4(x[j], g), sum[j]);
       }
@@ -95,8 +83,7 @@ struct combine {
     f32 factor = arg<const f32>(task, 1)[words + RoutesLayout::kWeight];
 #pragma unroll 1
     for (u32 t = 0; gain != nullptr && t < top_k; t += kAtOnce)
-      sum_some(scratch.partial + t, top_k - t, width, context, d + u64(t) * width, gain,
-               polls(task));
+      sum_some(scratch.partial + t, top_k - t, width, context, d + u64(t) * width, gain);
     context.sync();
     if (context.thread < top_k) {
       scratch.is_here[context.thread] = slot != RoutesLayout::kNoSlot;
@@ -114,7 +101,6 @@ struct combine {
     const f32* gain = arg<const f32>(task, 2);
     const f32* residual = arg<const f32>(task, 3);
     f32* y = context.address<f32>(task, 4) + u64(row) * width;
-    const bool waits = polls(task);
     for (u32 i = task.tile[0] / 4 + context.thread; i < task.tile[1] / 4;
          i += context.team_threads) {
       float4 total{};
@@ -124,12 +110,11 @@ struct combine {
         float4 x[kAddedAtOnce];
 #pragma unroll
         for (u32 j = 0; j < kAddedAtOnce; ++j)
-          x[j] = load_piece(four(d + u64(min(base + j, top_k - 1)) * width, i));
+          x[j] = read4(d + u64(min(base + j, top_k - 1)) * width, i);
         const float4 g = gain == nullptr ? make_float4(1, 1, 1, 1) : read4(gain, i);
 #pragma unroll
         for (u32 j = 0; j < kAddedAtOnce; ++j) {
           if (base + j >= top_k || scratch.is_here[base + j] == 0) continue;
-          x[j] = whole_piece(x[j], four(d + u64(base + j) * width, i), waits);
           const f32 f = scratch.factor[base + j];
           const float4 v = gain == nullptr ? x[j] : mul4(x[j], g);
           total = is_first ? scale4(v, f) : fma4(v, make_float4(f, f, f, f), total);

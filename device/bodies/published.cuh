@@ -48,4 +48,25 @@ struct Copies {
   }
 };
 
+// What goes to all ranks, or is an ordinary argument: where it begins on one of those that get it,
+// asked long before there is something to store. Lanes ask for a copy each.
+struct CopyOf {
+  u32 count;   // copies
+  u32 stride;  // floats from a row to the next
+  u64 base;    // of copy `i`; of the first one if there is no such copy
+
+  // param: the four. y: where the argument lies on this rank. width: of its rows, if it is
+  // ordinary.
+  GPURT_FN CopyOf(const u32* param, u64 y, u32 width, u32 i)
+      : count(max(param[0], 1u)), stride(param[0] == 0 ? width : param[1]), base(y) {
+    const Program& program = gpurt_program;
+    const u32 copy = i < count ? i : 0;
+    if (param[0] == 0) return;
+    base += u64{program.rank_count == 1 ? copy : program.rank} * param[2] * 4;
+    if (program.rank_count > 1) base += at<const u64>(program.peers)[copy] - program.symmetric;
+  }
+
+  GPURT_FN u64 place(u32 row, u32 column) const { return base + (u64{row} * stride + column) * 4; }
+};
+
 }  // namespace gpurt

@@ -32,11 +32,13 @@
 #include "block_conv.hpp"
 #include "candidates.hpp"
 #include "collect.hpp"
+#include "combine_columns.hpp"
 #include "draft_ngram.hpp"
 #include "draft_rows.hpp"
 #include "draft_walk.hpp"
 #include "publish.hpp"
 #include "reduce.hpp"
+#include "reduce_squares.hpp"
 
 namespace gpurt {
 
@@ -76,6 +78,8 @@ inline constexpr HostBodyEntry kHostBodies[] = {
     {"publish", &publish::run},
     {"collect", &collect::run},
     {"reduce", &reduce::run},
+    {"reduce_squares", &reduce_squares::run},
+    {"combine_columns", &combine_columns::run},
     {"draft_ngram", &draft_ngram::run},
     {"draft_rows", &draft_rows::run},
     {"block_conv", &block_conv::run},

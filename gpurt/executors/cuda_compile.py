@@ -29,11 +29,13 @@ PROGRAM_SYMBOL = "gpurt_program"
 BUILT_IN = (
     *("noop", "matvec", "embed", "attention", "sample", "rearm"),
     *("matvec_input", "matvec_wide", "route_choose", "route_group"),
-    *("publish", "collect", "reduce"),
+    *("publish", "collect", "reduce", "reduce_squares", "combine_columns"),
     *("matvec_f32", "gated_residual", "route", "expert_matvec", "combine"),
     *("draft_ngram", "draft_rows", "block_conv", "candidates", "draft_walk"),
     *("attention_merge", "attention_commit", "attention_rows"),
 )
+# Those that can store on all ranks in any kernel.
+PUBLISHERS = ("publish", "reduce", "reduce_squares", "combine_columns")
 ATTENTIONS = ("attention", "attention_rows")  # whose instances are chosen for a plan
 SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes of device/shared_memory.cuh, by team
 SLOT_BYTES = 3072  # slots and barriers there, rounded up
@@ -244,7 +246,7 @@ def _features(plan: Plan) -> list[str]:
         "GPURT_TREES": any(t.body == "attention_commit" for t in tasks),
         "GPURT_EXPERTS": any(t.expert is not None for t in tasks),
         "GPURT_PUBLISHED": any(
-            t.body not in ("publish", "reduce") and plan.buffers[number].role == "symmetric"
+            t.body not in PUBLISHERS and plan.buffers[number].role == "symmetric"
             for t in tasks
             for number, _ in t.writes
         ),

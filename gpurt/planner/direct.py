@@ -50,7 +50,7 @@ def directed(graph: Graph, target: Target, left_out: set[int]) -> tuple[Graph, s
 
 def _may_publish(maker: Operator, publish: Operator) -> bool:
     region, width = publish.args["part"], int(publish.params["width"])
-    per_row = int(maker.params.get("top_k", 1))  # experts' rows are pairs
+    per_row = region.buffer.per_row or 1
     same_rows = maker.rows == publish.rows and int(publish.params["per_row"]) == per_row
     return (
         maker.body.published is not None

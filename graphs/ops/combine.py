@@ -129,7 +129,7 @@ def _check_cuda(op: Operator) -> None:
 COMBINE = Body(
     name="combine",
     args=(
-        Arg("d", "r", payload=True),
+        Arg("d", "r"),
         Arg("routes", "r"),
         Arg("gain", "r", optional=True),
         Arg("residual", "r", optional=True),
@@ -138,5 +138,4 @@ COMBINE = Body(
     params=("width", "top_k", "eps", "experts"),
     tile=tile_combine,
     reference=combine_reference,
-    ranks=True,
 )

@@ -17,11 +17,13 @@ MODULES = {
         "test_attention_split",
         "test_collectives",
         "test_combine",
+        "test_combine_columns",
         "test_dflash",
         "test_draft_tree",
         "test_expert_matvec",
         "test_gated_residual",
         "test_matvec_f32",
+        "test_reduce_squares",
         "test_route",
         "test_sample",
     )
@@ -34,6 +36,13 @@ trees = MODULES["test_draft_tree"]
 CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("test_combine", "test_combine_equals_its_reference", ((144, 3, 13), True, True, 5)),
     ("test_combine", "test_bits_do_not_depend_on_rows_or_team", ((64, 32, 40),)),
+    *(
+        ("test_combine_columns", "test_combine_columns_equals_its_reference", (shape, 5))
+        for shape in ((36, 3, 4), (64, 12, 8))
+    ),
+    ("test_combine_columns", "test_bits_do_not_depend_on_rows_or_team", ((36, 3, 4),)),
+    ("test_reduce_squares", "test_reduce_squares_equals_its_reference", ((36, 3, 4), 5)),
+    ("test_reduce_squares", "test_bits_do_not_depend_on_rows_or_team", ((36, 3, 4),)),
     ("test_gated_residual", "test_gated_residual_equals_its_reference", (192, True, 3)),
     ("test_gated_residual", "test_bits_do_not_depend_on_rows_or_team", (192,)),
     ("test_gated_residual", "test_what_is_normed_equals_its_reference", (2052, "f32", 3)),

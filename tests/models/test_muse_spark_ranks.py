@@ -52,9 +52,11 @@ def run_ranks(oracles, step):
         if ops[0].body.name == "publish":
             slots, part = (ops[0].args[arg].buffer.name for arg in ("slots", "part"))
             parts = [oracle.arrays[part].copy() for oracle in oracles]
-            beside = ops[0].params["beside"]
-            for oracle in oracles:
-                oracle.arrays[slots][...] = np.hstack(parts) if beside else np.stack(parts)
+            beside, width = ops[0].params["beside"], int(ops[0].params["width"])
+            for rank, oracle in enumerate(oracles):
+                own = slice(rank * width, (rank + 1) * width)
+                given = [p[:, own] for p in parts] if ops[0].params["scatter"] else parts
+                oracle.arrays[slots][...] = np.hstack(given) if beside else np.stack(given)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -83,7 +85,8 @@ def test_ranks_share_every_cut_weight_and_repeat_the_others(model):
         strict=True,
     ):
         stem = buffer.name.removesuffix(".w").rsplit(".", 1)[-1]
-        share = 2 if buffer.name.endswith(".w") and stem in cut else 1
+        is_cut = buffer.name.endswith((".w", ".d.gain")) and (stem in cut or stem == "gain")
+        share = 2 if is_cut else 1
         for part in parts:
             assert part.size_bytes * share == buffer.size_bytes, buffer.name
             assert np.asarray(part.source()).nbytes == part.size_bytes, buffer.name

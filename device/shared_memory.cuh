@@ -81,7 +81,7 @@ struct SharedMemory {
   u32 leaving;                   // 1: every wait in this block ends; set once
   u32 rows;                      // StepState::rows of the step whose gate the team passed
   u32 sample_count;
-  u32 reserved;
+  u32 gave_up;  // 1: a body's own wait for its edges was; no body runs any more
 };
 static_assert(sizeof(SharedMemory) <= 232448,
               "227 KB is the most a block of sm_90 and sm_100 gets");

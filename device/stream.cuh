@@ -100,6 +100,27 @@ GPURT_FN void trace_stall(u32 turn, u32 cycles) {
   if (is_trace_lane()) slot_of(turn).stall += cycles;
 }
 
+// By a body with kEntersEarly, all threads of the team, once: its counter edges, a lane of the
+// first warp each, then a team barrier. False, for all alike: they never will be met, and the body
+// returns.
+GPURT_FN bool wait_edges(const BodyContext& context) {
+  Slot& slot = *context.slot;
+  if (slot.record.wait_count == 0 || slot.is_met != kNotMet) return true;
+  const u32 lane = threadIdx.x;
+  if (lane < 32) {
+    const bool passed =
+        lane >= slot.record.wait_count || wait_counter(slot.record.wait[lane], slot.round);
+    if (__any_sync(~0u, !passed) && lane == 0) {
+      slot.kind = kSlotSkip;
+      shared().gave_up = 1;  // all warps see it behind the barrier
+    }
+  }
+  team_sync();
+  const bool runs = slot.kind == kSlotTask;  // before the clock: see enter_slot()
+  if (runs && is_trace_lane()) slot.met = clock_cycles_low();
+  return runs;
+}
+
 // Arguments with two sets point to the round's from here on: the loops of experts ask for none.
 GPURT_FN void choose_sets(Slot& slot) {
   for (u32 i = 0; slot.record.payload_mask >> i != 0; ++i)

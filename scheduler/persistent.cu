@@ -60,6 +60,7 @@ GPURT_FN void init_shared() {
   memory.leaving = 0;
   memory.rows = 0;
   memory.sample_count = 0;
+  memory.gave_up = 0;
   fence_mbarrier_init();
 }
 

@@ -66,11 +66,13 @@ GPURT_FN void pass_edges(Slot& slot, bool new_step, bool streams) {
 }
 
 // Takes the next slot up to where its body may run. False: the body must not run.
-GPURT_FN bool enter_slot(u32 turn, bool new_step, bool syncs) {
+// is_early: the body waits for its edges itself.
+GPURT_FN bool enter_slot(u32 turn, bool new_step, bool syncs, bool is_early = false) {
   Slot& slot = slot_of(turn);
   trace_begin(turn);
   const bool streams = streams_expert(slot.record);
-  const bool waits = streams || (slot.record.wait_count != 0 && slot.is_met == kNotMet);
+  const bool waits =
+      streams || (slot.record.wait_count != 0 && slot.is_met == kNotMet && !is_early);
   if (!new_step && !waits && !syncs) return true;
   if ((new_step || waits) && threadIdx.x < 32) pass_edges(slot, new_step, streams);
   team_sync();
@@ -94,9 +96,11 @@ __device__ __noinline__ TeamState open_slot(TeamState state) {
   wait_slot(state.turn);
   const Slot& slot = slot_of(state.turn);
   if (slot.kind == kSlotLeave) return {state.turn, state.step, state.cursor, kRouteLeave};
-  if ((state.cursor & kSkips) != 0) return {state.turn, state.step, state.cursor, kRouteSkip};
+  if ((state.cursor & kSkips) != 0 || shared().gave_up != 0)
+    return {state.turn, state.step, state.cursor, kRouteSkip};
   const u32 step = static_cast<u32>(slot.step);
-  if (!enter_slot(state.turn, step != state.step, Bodies::needs_barrier(slot.record)))
+  if (!enter_slot(state.turn, step != state.step, Bodies::needs_barrier(slot.record),
+                  Bodies::enters_early(slot.record)))
     return {state.turn, step, state.cursor | kSkips, kRouteSkip};
   return {state.turn, step, state.cursor, Bodies::route_of(slot)};
 }

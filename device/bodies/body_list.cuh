@@ -13,6 +13,8 @@
 // registers and spills stay its own. One of these may have
 //   void prefetch(task)                     weights that it reads itself, into L2: by the loader,
 //                                           long before the task's edges are met
+// or
+//   kEntersEarly                            it waits for its edges itself: context.cuh
 #pragma once
 #include "../stream.cuh"
 
@@ -30,6 +32,9 @@ __device__ __noinline__ void call_body(u32 turn) {
 
 template <class Body>
 concept Prefetches = requires(const TaskRecord& task) { Body::prefetch(task); };
+
+template <class Body>
+concept EntersEarly = requires { Body::kEntersEarly; };
 
 template <class One, class Other>
 constexpr bool kIsSame = false;
@@ -58,6 +63,13 @@ struct BodyList {
     bool needs = true;
     (add_need<Bodies>(task, needs), ...);
     return needs;
+  }
+
+  // Whether the task's body waits for its edges itself.
+  GPURT_FN static bool enters_early(const TaskRecord& task) {
+    bool early = false;
+    ((early = early || (EntersEarly<Bodies> && task.body == index_of<Bodies>())), ...);
+    return early;
   }
 
   // Calls run.run<Body, WAY>() of a route below kRouteCold.

@@ -6,6 +6,9 @@
 // the team has passed a barrier; when all threads have returned, the runtime signals. So a body
 // needs no barrier of its own but to share data inside the team: context.sync().
 //
+// A body with `kEntersEarly` starts before its counter edges are met: it fetches weights, and its
+// own code, then calls wait_edges() (stream.cuh), once, and only then reads what other tasks wrote.
+//
 // A body may use context.scratch as it likes; its contents are undefined at the start. It must not
 // store a NaN into a payload argument other than through canonical_*() (payload.hpp).
 #pragma once
@@ -34,7 +37,8 @@ struct BodyContext {
   u32 worker;
   u32 thread;  // of the team, from 0
   u64 step_index;
-  u64 round;  // of the step's variant
+  u64 round;   // of the step's variant
+  Slot* slot;  // the task's own
   static constexpr u32 scratch_bytes = kScratchBytes;
   static constexpr u32 team_threads = kTeamThreads;
 
@@ -51,7 +55,7 @@ struct BodyContext {
 // Of an entered slot. Nothing but `scratch` hangs on who asks. Made where it is used: what a body
 // does not read costs nothing, and the rest is computed from constants and the slot. Handed over by
 // reference, all of it would lie in local memory, whose lines leave L1 with each acquire on the SM.
-GPURT_FN BodyContext context_of(const Slot& slot, u8* scratch) {
+GPURT_FN BodyContext context_of(Slot& slot, u8* scratch) {
   const Program& program = gpurt_program;
   return {&program,
           task_step(program, slot.record),
@@ -63,7 +67,8 @@ GPURT_FN BodyContext context_of(const Slot& slot, u8* scratch) {
           blockIdx.x,
           threadIdx.x,
           slot.step,
-          slot.round};
+          slot.round,
+          &slot};
 }
 
 // Ends the launch with a Fault of this task. The caller goes on to its end, quickly: data no longer

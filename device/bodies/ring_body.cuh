@@ -27,7 +27,7 @@ struct RingBody {
     u32 stall = 0;
     for (u32 i = 0; i < kStageCount; ++i, cursor.advance()) stall += wait_stage(cursor);
     trace_stall(turn, stall);
-    const Slot& slot = slot_of(turn);
+    Slot& slot = slot_of(turn);
     Body::run(slot.record, context_of(slot, shared().ring[0]));
     for (u32 i = 0; i < kStageCount; ++i, own.advance()) release_stage(own);
     team_sync();  // whoever uses the scratch next need not ask

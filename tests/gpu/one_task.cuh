@@ -19,6 +19,7 @@ GPURT_FN void start_one(const TaskRecord& task) {
   memory.slots[0].is_met = kMet;
   memory.slots[0].chosen[1] = kNotChosen;
   memory.leaving = 0;
+  memory.gave_up = 0;
   memory.rows = step->rows;
   memory.sample_count = step->sample_count;
   for (u32 i = 0; i < kStageCount; ++i) {

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 16  # two mma of 8 step rows; larger steps have bodies of their own
 _EXACT_ROWS = 4  # of W in a task of an exact matvec
-_EXACT_STEP_ROWS = 8  # of x: of 8192 columns they are as many bytes as two of W
+_EXACT_STEP_ROWS = 8  # of x in such a task, at most
+_EXACT_TASKS = 64  # so many SMs read x at once; as many again are free for what runs beside it
 _FLOATS = 4  # of one load
 # Beyond this many tasks an operator fills every SM of sm_90 and sm_100 (132 and 148) more than
 # once; then a task should stream this many bytes, three stages of the ring.
@@ -107,10 +108,15 @@ def _tile_exact(op: Operator) -> list[Tile]:
     if k % _FLOATS:
         msg = f"W has {k} columns, the exact CUDA body takes multiples of {_FLOATS} - {where}"
         raise GraphError(f'{msg} - pad W, or use device="host"')
+    blocks, step_rows = -(-n // _EXACT_ROWS), 1
+    while step_rows < _EXACT_STEP_ROWS:
+        if blocks * -(-op.args["x"].shape[0] // step_rows) <= _EXACT_TASKS:
+            break
+        step_rows *= 2
     return [
         make_tile(op, begin, min(begin + _EXACT_ROWS, n), rows)
         for begin in range(0, n, _EXACT_ROWS)
-        for rows in row_blocks(op, "x", _EXACT_STEP_ROWS)
+        for rows in row_blocks(op, "x", step_rows)
     ]
 
 

@@ -272,6 +272,12 @@ def test_a_missing_signal_is_named(policy: str) -> None:
         test_faults.test_an_edge_that_is_never_signalled_is_named_within_the_time_out(policy, patch)
 
 
+def test_a_body_that_waits_for_its_edges_itself_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    test_faults.test_a_body_that_waits_for_its_edges_itself_gives_up_within_the_time_out(
+        monkeypatch
+    )
+
+
 @pytest.mark.parametrize("edges", ["counter", "payload"])
 def test_nan_is_a_fault(edges: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_llama, "CONFIG", replace(LLAMA, hidden=256, heads=4, kv_heads=1))

@@ -1,11 +1,10 @@
 // route on the GPU: which experts each row of a step goes to, and `routes`, grouped by expert.
 //
 // The contract and the layout are in graphs/ops/route.py.
-//   1. a warp a row: scores as ordered keys, the T largest one by one, weights; team barrier
-//   2. every pair sets its row's bit at its expert; team barrier
-//   3. which experts are in use, a bit each: an expert's slot is the number of bits below its own;
-//      team barrier
-//   4. slots and pairs, each written whole by one thread
+//   1. a warp a row: scores as ordered keys, the T largest one by one, weights, and a bit for each
+//      expert that it chose; team barrier
+//   2. a lane a pair: its expert's slot is the number of bits below it in all rows' words; who else
+//      chose it is its bit in each row's word. Slots and pairs, each written whole by one lane
 // A row is one warp's work, and the rest counts bits: so the team's size changes nothing.
 // A logit that is no finite number, or a bias that is NaN, is a Fault, as on the host.
 #pragma once
@@ -35,11 +34,12 @@ struct route {
   static constexpr u32 kKeyWords = 5632;
   static constexpr u32 kNone = 0xFFFFFFFFu;
   static constexpr u32 kAtOnce = 8;
+  static constexpr u32 kWords = kExpertsMax / 32;  // a lane each
+  static_assert(kWords == 32);
 
   struct Scratch {
-    u32 keys[kKeyWords];     // of as many warps' rows as there is room for
-    u32 users[kExpertsMax];  // bit r: row r chose the expert, counted from the first of our own
-    u32 in_use[kExpertsMax / 32];
+    u32 keys[kKeyWords];             // of as many warps' rows as there is room for
+    u32 has[kRowsMax][kWords];       // bit e % 32 of word e / 32: chosen, counted from our first
     u32 chosen[kRowsMax * kTopMax];  // of every pair
     f32 weight[kRowsMax * kTopMax];
     u32 bad[kRowsMax];  // the first expert whose score is none
@@ -49,27 +49,14 @@ struct route {
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
     const u32 experts = task.param[kExperts], rows = context.step->rows;
-    const u32 first = task.param[kFirst], own = task.param[kOwn];
-    const u32 pairs = rows * task.param[kTopK], warp = context.thread / 32;
-    for (u32 e = context.thread; e < own; e += context.team_threads) scratch.users[e] = 0;
+    const u32 warp = context.thread / 32;
     const u32 warps = min(context.team_threads / 32, kKeyWords / experts);
 #pragma unroll 1
     for (u32 row = warp; warp < warps && row < rows; row += warps)
       choose(task, context, scratch, row, scratch.keys + warp * experts);
     context.sync();
     if (stops(task, context, scratch, rows)) return;
-    for (u32 p = context.thread; p < pairs; p += context.team_threads) {
-      const u32 e = scratch.chosen[p] - first;  // below the first: u32 wraps round
-      if (e < own) atomicOr(&scratch.users[e], 1u << p / task.param[kTopK]);
-    }
-    context.sync();
-    for (u32 base = warp * 32; base < own; base += context.team_threads) {
-      const u32 e = base + context.thread % 32;
-      const u32 bits = __ballot_sync(~0u, e < own && scratch.users[e] != 0);
-      if (context.thread % 32 == 0) scratch.in_use[base / 32] = bits;
-    }
-    context.sync();
-    group(task, context, scratch, pairs);
+    group(task, context, scratch, rows);
   }
 
   // A score's place in ascending order, above 0; -0 equals +0.
@@ -78,106 +65,157 @@ struct route {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
   }
 
-  GPURT_FN static u64 larger(u64 a, u64 b) { return a > b ? a : b; }
-
-  template <class T, class Join>
-  GPURT_FN static T over_warp(T value, Join join) {
-#pragma unroll
-    for (u32 step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(~0u, value, step));
-    return value;
+  GPURT_FN static f32 score_of(u32 key) {
+    return __uint_as_float(key >> 31 ? key & 0x7FFFFFFFu : ~key);
   }
 
-  GPURT_FN static f32 sigmoid(f32 x) { return __fdiv_rn(1.0f, 1.0f + expf(-x)); }
+  GPURT_FN static f32 sigmoid(f32 x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
-  // One row, one warp. A lane owns the experts that leave its number modulo 32, so keys pass
-  // between no lanes.
-  __device__ __noinline__ static void choose(const TaskRecord& task, const BodyContext& context,
-                                             Scratch& scratch, u32 row, u32* keys) {
-    const u32 experts = task.param[kExperts], top_k = task.param[kTopK];
-    const u32 lane = context.thread % 32;
-    const bool is_sigmoid = task.param[kKind] == kSigmoid;
+  // The best of a lane's experts, those that leave its number modulo 32: keys pass between no
+  // lanes. Of equal ones the lowest.
+  struct Best {
+    u32 key, expert;
+
+    GPURT_FN void look(u32 other_key, u32 other) {
+      if (other_key <= key) return;
+      key = other_key;
+      expert = other;
+    }
+  };
+
+  // One row, one warp. While logits are missing it has gone through all of it once with whatever
+  // is there: so its code is in the instruction cache when they come.
+  GPURT_FN static void choose(const TaskRecord& task, const BodyContext& context, Scratch& scratch,
+                              u32 row, u32* keys) {
+    const u32 drawn = task.addr[3] == 0 ? kNone : forced(task, context, row);
+    bool waits = false;
+    while (try_choose(task, context, scratch, row, keys, drawn, waits) && !waits) waits = true;
+  }
+
+  // Whether a logit was missing.
+  GPURT_FN static bool try_choose(const TaskRecord& task, const BodyContext& context,
+                                  Scratch& scratch, u32 row, u32* keys, u32 drawn, bool waits) {
+    const u32 experts = task.param[kExperts], lane = context.thread % 32;
+    const bool is_sigmoid = task.param[kKind] == kSigmoid, polls = polls_input(task, 0);
     const f32* logits = context.address<const f32>(task, 0) + u64(row) * experts;
-    const bool polls = polls_input(task, 0);
     const f32* bias = is_sigmoid ? arg<const f32>(task, 1) : nullptr;
-    u64 mine = 0;  // the lane's best: key, then the lower expert
-    u32 bad = kNone;
-    f32 largest = __uint_as_float(0xFF800000u);
-    for (u32 base = lane; base < experts; base += 32 * kAtOnce) {
-      f32 x[kAtOnce], shift[kAtOnce];  // their loads are under way at once
+    scratch.has[row][lane] = 0;
+    Best best{0, kNone};
+    u32 bad = kNone, looks = 0;
+    bool missing = false;
+    f32 x[kAtOnce];  // of the last ones
+#pragma unroll 1
+    for (u32 base = lane; base - lane < experts; base += 32 * kAtOnce) {
+      f32 shift[kAtOnce];  // all loads are under way at once
 #pragma unroll
-      for (u32 i = 0; i < kAtOnce; ++i) {
-        const u32 e = min(base + 32 * i, experts - 1);
-        x[i] = load_word(logits + e);
-        shift[i] = bias != nullptr ? bias[e] : -0.0f;  // changes nothing, not even a zero's sign
-      }
+      for (u32 i = 0; i < kAtOnce; ++i)
+        // -0 changes nothing, not even a zero's sign
+        shift[i] = bias != nullptr ? bias[min(base + 32 * i, experts - 1)] : -0.0f;
+      bool any;
+      do {
+        any = false;
+#pragma unroll
+        for (u32 i = 0; i < kAtOnce; ++i)
+          x[i] = load_word(logits + min(base + 32 * i, experts - 1));
+#pragma unroll
+        for (u32 i = 0; i < kAtOnce; ++i) any |= __float_as_uint(x[i]) == kPayloadSentinel;
+      } while (payload_missing(waits && any, looks));
+      missing |= any;
 #pragma unroll
       for (u32 i = 0; i < kAtOnce; ++i) {
         const u32 e = base + 32 * i;
         if (e >= experts) break;
-        x[i] = whole_word(x[i], logits + e, polls);
         const f32 score = (is_sigmoid ? sigmoid(x[i]) : x[i]) + shift[i];
-        if ((x[i] - x[i] != 0.0f || score != score) && bad == kNone) bad = e;
-        largest = fmaxf(largest, x[i]);
+        if (x[i] - x[i] != 0.0f || score != score) bad = min(bad, e);
         keys[e] = key_of(score);
-        mine = larger(mine, u64(keys[e]) << 32 | ~e);
+        best.look(keys[e], e);
       }
     }
-    bad = over_warp(bad, [](u32 a, u32 b) { return min(a, b); });
+    bad = __reduce_min_sync(~0u, bad);
     if (lane == 0) scratch.bad[row] = bad;
-    const u32 choice = task.addr[3] == 0 ? largest_scores(keys, experts, top_k, mine, lane)
-                                         : forced(task, context, row, lane);
-    f32 p = 0;
-    if (is_sigmoid) {
-      if (lane < top_k && choice < experts) p = sigmoid(load_word(logits + choice));
+    f32 largest = 0, total = 1;
+    if (!is_sigmoid) total = sum_exponentials(keys, experts, best, lane, largest);
+    const u32 choice = task.addr[3] == 0 ? largest_scores(task, keys, best, lane) : drawn;
+    f32 logit = 0;  // of the choice
+    if (experts > 32 * kAtOnce) {
+      if (choice < experts) logit = load_word(logits + choice);
     } else {
-      largest = over_warp(largest, [](f32 a, f32 b) { return fmaxf(a, b); });
-      f32 total = 0;
-      for (u32 e = lane; e < experts; e += 32) total += expf(load_word(logits + e) - largest);
-      total = over_warp(total, [](f32 a, f32 b) { return a + b; });
-      if (lane < top_k && choice < experts)
-        p = __fdiv_rn(expf(load_word(logits + choice) - largest), total);
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; ++i) {
+        const f32 there = __shfl_sync(~0u, x[i], choice % 32);
+        if (choice / 32 == i) logit = there;
+      }
     }
-    put(task, scratch, row, choice, p, lane);
+    const f32 p = is_sigmoid ? sigmoid(logit) : __fdividef(expf(logit - largest), total);
+    put(task, scratch, row, choice, choice < experts ? p : 0.0f, lane);
+    return __any_sync(~0u, polls && missing);
   }
 
-  // Expert number `lane` of the `top_k` best; beyond: any. mine: the lane's best, from its keys.
-  GPURT_FN static u32 largest_scores(u32* keys, u32 experts, u32 top_k, u64 mine, u32 lane) {
-    u32 choice = 0;
+  // Of the softmax over all scores, each less the largest.
+  GPURT_FN static f32 sum_exponentials(const u32* keys, u32 experts, const Best& best, u32 lane,
+                                       f32& largest) {
+    largest = score_of(__reduce_max_sync(~0u, best.key));
+    f32 total = 0;
+    for (u32 e = lane; e < experts; e += 32) total += expf(score_of(keys[e]) - largest);
+#pragma unroll
+    for (u32 step = 16; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
+    return total;
+  }
+
+  // Expert number `lane` of the T best; kNone beyond. best: the lane's own, from its keys.
+  GPURT_FN static u32 largest_scores(const TaskRecord& task, u32* keys, Best best, u32 lane) {
+    const u32 experts = task.param[kExperts], top_k = task.param[kTopK];
+    u32 choice = kNone;
 #pragma unroll 1
     for (u32 i = 0; i < top_k; ++i) {
-      const u32 e = ~static_cast<u32>(over_warp(mine, larger));
+      const u32 key = __reduce_max_sync(~0u, best.key);
+      const u32 e = __reduce_min_sync(~0u, best.key == key ? best.expert : kNone);
       if (lane == i) choice = e;
-      if (lane != e % 32) continue;
-      if (e < experts) keys[e] = 0;  // always, but for a row of NaN
-      mine = 0;
-      for (u32 other = lane; other < experts; other += 32) {
-        if (keys[other] != 0) mine = larger(mine, u64(keys[other]) << 32 | ~other);
-      }
+      if (best.expert != e || e >= experts) continue;  // beyond: of a row of NaN
+      keys[e] = 0;
+      best = {0, kNone};
+#pragma unroll 4
+      for (u32 other = lane; other < experts; other += 32) best.look(keys[other], other);
     }
     __syncwarp();
     return choice;
   }
 
-  // What the table has for the row's token.
-  GPURT_FN static u32 forced(const TaskRecord& task, const BodyContext& context, u32 row,
-                             u32 lane) {
+  // What the table has for the row's token: expert number `lane` of T; kNone beyond.
+  GPURT_FN static u32 forced(const TaskRecord& task, const BodyContext& context, u32 row) {
     const RowState& state = context.rows[row];
-    const u32 top_k = task.param[kTopK];
+    const u32 top_k = task.param[kTopK], lane = context.thread % 32;
     const u64 number = u64{state.position} * task.param[kForcedSlots] + state.slot;
     const u64 entry = number % task.param[kForcedCount] * top_k;
-    return arg<const u32>(task, 3)[entry + min(lane, top_k - 1)];
+    return lane < top_k ? arg<const u32>(task, 3)[entry + lane] : kNone;
   }
 
-  // A row's experts by ascending id, with their weights.
+  // A row's experts by ascending id, with their weights. A lane a choice, kNone beyond T.
   GPURT_FN static void put(const TaskRecord& task, Scratch& scratch, u32 row, u32 choice, f32 p,
                            u32 lane) {
-    const u32 top_k = task.param[kTopK];
+    const u32 top_k = task.param[kTopK], first = row * top_k;
     u32 rank = 0;
-    for (u32 i = 0; i < top_k; ++i) rank += __shfl_sync(~0u, choice, i) < choice ? 1 : 0;
+#pragma unroll 1
+    for (u32 base = 0; base < top_k; base += kAtOnce) {
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; ++i) rank += __shfl_sync(~0u, choice, base + i) < choice ? 1 : 0;
+    }
+    __syncwarp();  // has[] is zero
+    if (lane < top_k) {
+      const u32 e = choice - task.param[kFirst];  // below the first: u32 wraps round
+      if (e < task.param[kOwn]) atomicOr(&scratch.has[row][e / 32], 1u << e % 32);
+      scratch.chosen[first + rank] = choice;
+      scratch.weight[first + rank] = p;
+    }
+    __syncwarp();
     f32 sum = 0;
-    for (u32 i = 0; i < top_k; ++i) {
-      const u32 from = __ballot_sync(~0u, lane < top_k && rank == i);
-      sum += __shfl_sync(~0u, p, from == 0 ? 0 : __ffs(static_cast<i32>(from)) - 1);
+#pragma unroll 1
+    for (u32 base = 0; base < top_k; base += kAtOnce) {
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; ++i) {
+        const f32 other = scratch.weight[first + min(base + i, top_k - 1)];
+        sum += base + i < top_k ? other : 0.0f;
+      }
     }
     f32 divisor = 1.0f;
     if (task.param[kKind] == kSigmoid) {
@@ -185,20 +223,20 @@ struct route {
     } else if (task.param[kNormTopK] != 0) {
       divisor = sum;
     }
-    if (lane >= top_k) return;
-    scratch.chosen[row * top_k + rank] = choice;
-    scratch.weight[row * top_k + rank] = __fdiv_rn(p, divisor) * param_f32(task, kFactor);
+    __syncwarp();
+    if (lane < top_k)
+      scratch.weight[first + rank] = __fdividef(p, divisor) * param_f32(task, kFactor);
   }
 
   // Whether a score is no number: then nothing is written. The same for all threads. first: the
   // step's row that the task takes for its first.
   GPURT_FN static bool stops(const TaskRecord& task, const BodyContext& context,
                              const Scratch& scratch, u32 rows, u32 first = 0) {
-    u32 row = 0;
-    while (row < rows && scratch.bad[row] == kNone) ++row;
-    if (row == rows) return false;
+    const u32 lane = context.thread % 32;
+    const u32 bits = __ballot_sync(~0u, lane < rows && scratch.bad[lane % kRowsMax] != kNone);
+    if (bits == 0) return false;
     if (context.thread == 0) {
-      const u32 e = scratch.bad[row];
+      const u32 row = __ffs(static_cast<i32>(bits)) - 1, e = scratch.bad[row];
       const f32 x = context.address<const f32>(task, 0)[u64(row) * task.param[kExperts] + e];
       const u32 which = x - x == 0.0f ? 1 : 0;  // argument: bias, logits
       report_fault(context, task, kFaultNonFinite, first + row, e, which);
@@ -206,44 +244,48 @@ struct route {
     return true;
   }
 
-  // Bits below e's own.
-  template <class Kept>
-  GPURT_FN static u32 slot_of(const Kept& scratch, u32 e) {
-    u32 count = __popc(scratch.in_use[e / 32] & ((1u << e % 32) - 1));
-    for (u32 word = 0; word < e / 32; ++word) count += __popc(scratch.in_use[word]);
-    return count;
-  }
-
+  // Slots and pairs, a lane a pair.
   GPURT_FN static void group(const TaskRecord& task, const BodyContext& context,
-                             const Scratch& scratch, u32 pairs) {
+                             const Scratch& scratch, u32 rows) {
     using L = RoutesLayout;
-    const u32 own = task.param[kOwn], top_k = task.param[kTopK];
+    const u32 own = task.param[kOwn], top_k = task.param[kTopK], pairs = rows * top_k;
+    const u32 lane = context.thread % 32;
     const L layout{context.step->rows_capacity, own, top_k};
     u32* routes = context.address<u32>(task, 2);
-    for (u32 e = context.thread; e < own; e += context.team_threads) {
-      if (scratch.users[e] == 0) continue;
-      u32* slot = routes + layout.slot(slot_of(scratch, e));
-      slot[L::kExpert] = e;
-      slot[L::kCount] = __popc(scratch.users[e]);
-    }
-    for (u32 p = context.thread; p < pairs; p += context.team_threads) {
-      const u32 e = scratch.chosen[p] - task.param[kFirst], row = p / top_k;
-      const u32 index = e < own ? slot_of(scratch, e) : L::kNoSlot;
-      if (e < own) {
-        const u32 before = __popc(scratch.users[e] & ((1u << row) - 1));
-        u32* user = routes + layout.slot(index) + L::kUsers + 2 * before;
-        user[0] = row;
-        user[1] = p;
+#pragma unroll 1
+    for (u32 base = context.thread - lane; base < pairs; base += context.team_threads) {
+      const u32 p = min(base + lane, pairs - 1), row = p / top_k;
+      const u32 e = scratch.chosen[p] - task.param[kFirst], word = e < own ? e / 32 : 0;
+      u32 any = 0, users = 0;
+#pragma unroll 4
+      for (u32 other = 0; other < rows; ++other) {
+        any |= scratch.has[other][lane];
+        users |= (scratch.has[other][word] >> e % 32 & 1) << other;
       }
-      u32* pair = routes + layout.pair(p);
-      pair[L::kSlot] = index;
-      pair[L::kWeight] = __float_as_uint(scratch.weight[p]);
+      u32 through = __popc(any);  // bits up to the lane's word
+#pragma unroll
+      for (u32 step = 1; step < 32; step *= 2) {
+        const u32 before = __shfl_up_sync(~0u, through, step);
+        if (lane >= step) through += before;
+      }
+      const u32 below = __shfl_sync(~0u, any, word) & ((1u << e % 32) - 1);
+      const u32 index = __shfl_sync(~0u, through - __popc(any), word) + __popc(below);
+      const u32 active = __shfl_sync(~0u, through, 31);
+      if (base + lane < pairs) {
+        write2(routes + layout.pair(p), e < own ? index : L::kNoSlot,
+               __float_as_uint(scratch.weight[p]));
+        const u32 before = __popc(users & ((1u << row) - 1));
+        u32* slot = routes + layout.slot(index);
+        if (e < own) write2(slot + L::kUsers + 2 * before, row, p);
+        if (e < own && before == 0) write2(slot, e, __popc(users));
+        if (p == 0) write2(routes, active, pairs);
+      }
     }
-    if (context.thread == 0) {
-      const u32 last = own - 1;
-      routes[L::kActive] = slot_of(scratch, last) + (scratch.users[last] != 0 ? 1 : 0);
-      routes[L::kPairs] = pairs;
-    }
+  }
+
+  // Two words of `routes`; all of its parts begin at even ones.
+  GPURT_FN static void write2(u32* to, u32 a, u32 b) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(a, b);
   }
 };
 

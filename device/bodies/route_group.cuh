@@ -43,7 +43,7 @@ struct route_group {
     u32* routes = arg<u32>(task, kArgRoutes);
     for (u32 e = context.thread; e < own; e += context.team_threads) {
       if (scratch.users[e] == 0) continue;
-      const u32 index = route::slot_of(scratch, e);
+      const u32 index = slot_of(scratch, e);
       u32* slot = routes + layout.slot(index);
       slot[L::kExpert] = e;
       slot[L::kCount] = scratch.users[e];
@@ -62,12 +62,19 @@ struct route_group {
     }
     if (context.thread == 0) {
       const u32 last = own - 1;
-      routes[L::kActive] = route::slot_of(scratch, last) + (scratch.users[last] != 0 ? 1 : 0);
+      routes[L::kActive] = slot_of(scratch, last) + (scratch.users[last] != 0 ? 1 : 0);
       routes[L::kPairs] = pairs;
     }
   }
 
  private:
+  // Experts in use below e.
+  GPURT_FN static u32 slot_of(const Scratch& scratch, u32 e) {
+    u32 count = __popc(scratch.in_use[e / 32] & ((1u << e % 32) - 1));
+    for (u32 word = 0; word < e / 32; ++word) count += __popc(scratch.in_use[word]);
+    return count;
+  }
+
   // Counted from the first of our own.
   GPURT_FN static u32 expert_of(const TaskRecord& task, const u32* chosen, u32 p, u32 pairs) {
     const u32 e = p < pairs ? chosen[2 * p] - task.param[route::kFirst] : kNone;

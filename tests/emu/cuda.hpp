@@ -84,6 +84,15 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   for (unsigned i = 0; i < 32; ++i) bits |= unsigned{all[i][0]} << i;
   return bits;
 }
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  const emu::Lanes& all = emu::exchange(emu::Collective::kShuffle, &value, 4);
+  unsigned lanes[32];
+  for (unsigned i = 0; i < 32; ++i) std::memcpy(&lanes[i], all[i], 4);
+  return *std::max_element(lanes, lanes + 32);
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned value) {
+  return ~__reduce_max_sync(0, ~value);
+}
 inline bool __any_sync(unsigned mask, bool vote) {
   return __ballot_sync(mask, vote) != 0;
 }

@@ -276,11 +276,12 @@ class _Builder:
 
     def experts(self, layer: int, at: str, source: str, x: _Stream) -> Buffer:
         graph, config = self.graph, self.config
-        # In this order none stands behind another in a static list that does not wait as long.
+        # The router first: the choice of experts is the longer way, and where both have tasks on a
+        # worker, the second waits for the first.
+        logits = self.router(at, source, x)
         z = self.activation(f"{at}.z", config.moe_hidden // self.ranks)
         pre = self.matrix(f"{at}.pre.w", f"{source}.pre_expert_proj", cut=0)
         self.normed_matvec(x, pre, z, name="pre_expert")
-        logits = self.router(at, source, x)
         z = all_gather(graph, z, self.ranks)
         routes = self.routes(at, source, logits)
         top_k = config.top_k

@@ -92,20 +92,29 @@ class Schedule:
 
     def _spread(self, tasks: list[DraftTask]) -> list[int]:
         count, start = self._count, self._start
-        load = self._load
-        # A homed body of the same moment would wait behind these: a router did, for 6 us (H200).
-        homes = {worker for workers in self._homes.values() for worker in workers}
-        if len(tasks) > count - len(homes):
-            homes = set()
-        order = [((w - start) % count, w) for w in range(count) if w not in homes]
-        heap = [(0, load[w], turn, w) for turn, w in order]
+        load, homes = self._load, self._homeliness()
+        order = [((w - start) % count, w) for w in range(count)]
+        heap = [(0, homes[w], load[w], turn, w) for turn, w in order]
         heapq.heapify(heap)
         workers = []
         for task in tasks:
-            in_op, total, turn, worker = heap[0]
-            heapq.heapreplace(heap, (in_op + task.cost_ns, total + task.cost_ns, turn, worker))
+            in_op, home, total, turn, worker = heap[0]
+            more = task.cost_ns
+            heapq.heapreplace(heap, (in_op + more, home, total + more, turn, worker))
             workers.append(worker)
         return workers
+
+    def _homeliness(self) -> list[float]:
+        """By worker, how many bodies are at home there, each by its part of all its homes.
+
+        A homed body of the same moment would wait behind other tasks: a router did, 6 us long.
+        One of few tasks is what a step waits for, so who has that is chosen last.
+        """
+        part = [0.0] * self._count
+        for workers in self._homes.values():
+            for worker in workers:
+                part[worker] += 1 / len(workers)
+        return part
 
     def _best(self, task: DraftTask) -> int:
         """Where a lone task would start first; among those the one with least to do."""

@@ -234,12 +234,14 @@ class _Builder:
         heads, kv_heads = config.heads // self.ranks, config.kv_heads // part[1]
         width, window = heads * config.head_dim, config.windows[layer]
         own = f"{source}.self_attn"
-        qg = self.activation(f"{at}.qg", 2 * width)
-        qg_w = self.matrix(f"{at}.qg.w", f"{own}.q_proj", f"{own}.gate_proj", cut=0)
-        self.normed_matvec(x, qg_w, qg, name="qg")
         kv = self.activation(f"{at}.kv", 2 * kv_heads * config.head_dim)
         kv_w = self.matrix(f"{at}.kv.w", f"{own}.k_proj", f"{own}.v_proj", cut=0, part=part)
         self.normed_matvec(x, kv_w, kv, name="kv")
+        # Behind kv: its last tiles, some with one of kv before them in a list, are of the gate,
+        # which attention needs last.
+        qg = self.activation(f"{at}.qg", 2 * width)
+        qg_w = self.matrix(f"{at}.qg.w", f"{own}.q_proj", f"{own}.gate_proj", cut=0)
+        self.normed_matvec(x, qg_w, qg, name="qg")
         pages = self.page_tables[window]
         cache = [pages.shape[0] * pages.shape[1], kv_heads, self.page, config.head_dim]
         out = self.activation(f"{at}.attention.out", width)

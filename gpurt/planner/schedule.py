@@ -2,7 +2,8 @@
 
 List scheduling with the cost model, operator by operator. The tiles of an operator are spread so
 that no worker gets more of it than another by more than one tile; who takes the odd ones is who has
-least to do in the whole step, then round-robin from a start that moves on with every operator.
+least of the operators beside it, then least to do in the whole step, then round-robin from a start
+that moves on with every operator.
 """
 
 from __future__ import annotations
@@ -36,12 +37,19 @@ class Schedule:
         self._start = 0
         self._is_cuda = target.kind == "cuda"
         self._homes: dict[tuple[str, int], list[int]] = {}
+        # Of the operators side by side, none of which reads what another one wrote: what they
+        # wrote, and ns of their tasks by worker.
+        self._written: set[int] = set()
+        self._beside = [0] * target.workers
         self.lists: list[list[int]] = [[] for _ in range(target.workers)]
         self.order_edges: dict[tuple[int, int], int] = {}  # (producer op, consumer op) -> waits
 
     def place(self, op: DraftOp) -> None:
         """Give every task of `op` a worker. Dynamic tasks only move the clocks."""
         tasks = self._draft.tasks[op.begin : op.end]
+        if any(r[0] in self._written for task in tasks for r in task.reads):
+            self._written, self._beside = set(), [0] * self._count
+        self._written.update(r[0] for task in tasks for r in task.writes)
         workers = self._homes.get((op.body, len(tasks)))
         if workers is None:
             workers = [self._best(tasks[0])] if len(tasks) == 1 else self._spread(tasks)
@@ -52,6 +60,7 @@ class Schedule:
             task.end_ns = max(self._clock[worker], ready) + task.cost_ns
             self._clock[worker] = task.end_ns
             self._load[worker] += task.cost_ns
+            self._beside[worker] += task.cost_ns
             if op.policy == "static":
                 task.worker = worker
                 self.lists[worker].append(index)
@@ -94,13 +103,13 @@ class Schedule:
         count, start = self._count, self._start
         load, homes = self._load, self._homeliness()
         order = [((w - start) % count, w) for w in range(count)]
-        heap = [(0, homes[w], load[w], turn, w) for turn, w in order]
+        heap = [(0, self._beside[w], homes[w], load[w], turn, w) for turn, w in order]
         heapq.heapify(heap)
         workers = []
         for task in tasks:
-            in_op, home, total, turn, worker = heap[0]
+            in_op, beside, home, total, turn, worker = heap[0]
             more = task.cost_ns
-            heapq.heapreplace(heap, (in_op + more, home, total + more, turn, worker))
+            heapq.heapreplace(heap, (in_op + more, beside, home, total + more, turn, worker))
             workers.append(worker)
         return workers
 

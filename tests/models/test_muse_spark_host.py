@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpurt.errors import FaultError
-from gpurt.graphs import muse_spark
+from gpurt.graphs import expert_sum, muse_spark
 from gpurt.graphs.muse_spark import build
 from gpurt.graphs.ops.route import RoutesLayout
 from gpurt.graphs.reference import muse_spark as plain
@@ -107,9 +107,9 @@ def test_a_smaller_cache_keeps_tokens_where_the_margin_is_wide(kv_dtype, margin,
     assert compare(seen, *choices(reference, PROMPT, seen)).holds(margin)
 
 
-def plant_option(monkeypatch, function, **wrong):
-    true = getattr(muse_spark, function)
-    monkeypatch.setattr(muse_spark, function, lambda *a, **k: true(*a, **(k | wrong)))
+def plant_option(monkeypatch, function, module=muse_spark, **wrong):
+    true = getattr(module, function)
+    monkeypatch.setattr(module, function, lambda *a, **k: true(*a, **(k | wrong)))
 
 
 def plant_no_bias(monkeypatch):
@@ -121,7 +121,7 @@ def plant_window(monkeypatch):
 
 
 def plant_norm_after_the_sum(monkeypatch):
-    plant_option(monkeypatch, "combine", gain=None, eps=0.0)
+    plant_option(monkeypatch, "combine", expert_sum, gain=None, eps=0.0)
 
 
 def plant_no_floor(monkeypatch):

@@ -287,3 +287,22 @@ def test_few_tasks_keep_away_from_where_cold_bodies_live() -> None:
                 workers.setdefault(op.name.rpartition(".")[2], set()).add(worker)
     for name in ("pre_expert", "post_expert", "kv"):
         assert workers[name].isdisjoint(workers["router"] | workers["route"] | workers["combine"])
+
+
+def test_what_shares_a_worker_with_kv_is_the_gates_end() -> None:
+    """kv and qg run side by side. With too few workers for both, who waits is the gate."""
+    graph = tiny_muse()
+    qg = next(op for op in graph.operators if op.name == "qg")
+    kv = next(op for op in graph.operators if op.name == "kv")
+    tiles = [-(-op.args["w"].shape[0] // 16) for op in (qg, kv)]
+    made = plan(graph, Target("cuda", sum(tiles) - 1, 16, "sm_90a", 232448, 60 << 20))
+    for worker in made.lists:
+        own = [made.tasks[t] for part in worker for t in part]
+        names = [made.operators[t.op].name for t in own if made.operators[t.op].layer == 1]
+        if "kv" in names and "qg" in names:
+            break
+    else:
+        raise AssertionError("none has both")
+    first = [t.coords[0] for t in own if made.operators[t.op].name == "qg"]
+    assert names.index("kv") < names.index("qg")
+    assert max(first) >= qg.args["w"].shape[0] // 2

@@ -190,6 +190,12 @@ GPURT_FN uint4 ld_shared_b128(u32 from) {
   return v;
 }
 
+GPURT_FN void st_shared_b128(u32 to, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+
 GPURT_FN f32 ld_shared_f32(u32 from) {
   f32 v;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");

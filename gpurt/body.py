@@ -146,6 +146,9 @@ class Body:
     # cuda: whether a task can store `y` on all ranks, or, with a share of columns, each part on one
     # rank, as four further parameters say: planner/direct.py.
     published: Callable[[Operator, int], bool] | None = None
+    # cuda: whether a task finds an argument's elements in whatever order the parameter of its name
+    # and `_fragments` says: planner/fragments.py.
+    fragments: Callable[[Operator, str], bool] | None = None
     ring: bool = False  # cuda: a task has the whole weight ring as its room, and streams nothing
 
     def takes_payload(self, arg: str) -> bool:

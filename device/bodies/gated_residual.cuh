@@ -7,6 +7,7 @@
 // thread has few of them they stay in registers, and loads are under way over the barriers.
 #pragma once
 #include "../ptx.cuh"
+#include "fragments.cuh"
 #include "row_norm.cuh"
 #include "rows.cuh"
 #include "slots.cuh"
@@ -64,6 +65,7 @@ struct gated_residual {
 
  private:
   static constexpr u32 kNorm = 6, kNormed = 7;  // arguments
+  static constexpr u32 kNormedFragments = 6;    // a parameter
   static constexpr u32 kHeld = 4;               // granules of a row that a thread keeps
 
   struct Branch {
@@ -114,7 +116,7 @@ struct gated_residual {
     for (u32 j = 0; j < kHeld; ++j) {
       if (context.thread + j * kTeamThreads >= pieces) break;
       reinterpret_cast<float4*>(arg<f32>(task, 5) + begin)[at(j)] = v[j];
-      store_normed(task, begin, at(j), mul4(scale4(v[j], by), kept[j]));
+      store_normed(task, row, at(j), mul4(scale4(v[j], by), kept[j]));
     }
   }
 
@@ -128,10 +130,15 @@ struct gated_residual {
     return sum;
   }
 
-  GPURT_FN static void store_normed(const TaskRecord& task, u64 begin, u32 i, const float4& v) {
+  // Granule `i` of a row of normed.
+  GPURT_FN static void store_normed(const TaskRecord& task, u32 row, u32 i, const float4& v) {
+    const u64 begin = u64(row) * task.param[0];
     if (task.param[5] == kBf16) {
-      reinterpret_cast<uint2*>(arg<u16>(task, kNormed) + begin)[i] =
-          make_uint2(pack_bf16x2(v.x, v.y), pack_bf16x2(v.z, v.w));
+      u16* to = arg<u16>(task, kNormed) + begin + 4 * i;
+      if (kFragments && task.param[kNormedFragments] != 0)
+        to = arg<u16>(task, kNormed) +
+             fragment_place<2>(row, 4 * i, task.param[kNormedFragments]) / 2;
+      *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16x2(v.x, v.y), pack_bf16x2(v.z, v.w));
     } else {
       reinterpret_cast<float4*>(arg<f32>(task, kNormed) + begin)[i] = v;
     }
@@ -164,7 +171,7 @@ struct gated_residual {
     const u64 begin = u64(row) * hidden;
     for (u32 i = context.thread; i < pieces; i += context.team_threads) {
       const float4 y = read4(arg<const f32>(task, 5) + begin, i);
-      store_normed(task, begin, i, mul4(scale4(y, by), read4(arg<const f32>(task, kNorm), i)));
+      store_normed(task, row, i, mul4(scale4(y, by), read4(arg<const f32>(task, kNorm), i)));
     }
   }
 };

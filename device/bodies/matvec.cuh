@@ -18,7 +18,15 @@
 #pragma once
 #include "matvec_outputs.cuh"
 
+// 1 if a task of the plan may go by the way of `use_shared_chunk`: the generated bodies.gen.cuh
+// says so. Other kernels hold no word of it.
+#ifndef GPURT_MATVEC_SHARES
+#define GPURT_MATVEC_SHARES 0
+#endif
+
 namespace gpurt {
+
+constexpr bool kMatvecShares = GPURT_MATVEC_SHARES != 0;
 
 struct matvec : MatvecTask {
   static constexpr u32 kUnitBytes = 2048;
@@ -43,7 +51,7 @@ struct matvec : MatvecTask {
   GPURT_FN static void start(Activations& x, const Slot& slot, const Shape& s, u32 chunk) {
     const TaskRecord& task = slot.record;
     x.start(arg_address(task, kArgX, slot.round, gpurt_program.payload_set_bytes), s.k, chunk,
-            s.rows, [&](u32 j) { return source_row(task, j); });
+            s.rows, task.param[kXFragments], [&](u32 j) { return source_row(task, j); });
   }
 
   // ---- a team of 16 warps: one virtual warp each
@@ -57,9 +65,9 @@ struct matvec : MatvecTask {
   }
 
   // What a warp holds over the chunks of a task.
-  template <u32 X, u32 ROWS>
+  template <u32 X, u32 ROWS, u32 SHARE = 1>
   struct Sums {
-    using Activations = MatvecActivations<X, ROWS>;
+    using Activations = MatvecActivations<X, ROWS, false, SHARE>;
     static constexpr u32 kTiles = Activations::kTiles;
     Activations x;
     u32 chunk;  // the current one
@@ -117,16 +125,57 @@ struct matvec : MatvecTask {
     }
   }
 
+  // A chunk of 16 rows of floats without a norm for a task of kShare row tiles: each of its K
+  // group's warps loads and converts one granule in kShare, and they exchange them in the scratch,
+  // which holds two chunks of every group. With each warp reading all of x for itself an SM reads
+  // it kShare times: 256 KB where K is 1024, 4 us of L2.
+  static constexpr u32 kShare = 4;
+  static constexpr u32 kSharedBytes = kVirtual * 512;  // a chunk of each group, as bf16
+  static_assert(kTeamWarps == 1 || 2 * kSharedBytes <= kScratchBytes);
+
+  GPURT_FN static void use_shared_chunk(Sums<kF32, 16, kShare>& w, const Shape& s,
+                                        StageCursor& cursor, u32 set, u32 room) {
+    const u32 warp = threadIdx.x / 32, own = threadIdx.x % 32 * 16;
+    if ((s.flags & kXPayload) != 0) w.x.wait(set, w.step);
+    u32 pair[2][2];
+#pragma unroll
+    for (u32 t = 0; t < 2; ++t) w.x.convert(set, t, 0, 0, pair[t], w.squares[t][0]);
+#pragma unroll
+    for (u32 t = 0; t < 2; ++t) w.x.load(set, t, 0, w.x.kAhead * w.step);
+    st_shared_b128(room + warp * 512 + own,
+                   make_uint4(pair[0][0], pair[0][1], pair[1][0], pair[1][1]));
+    bar_sync(kBodyBarrier + warp / kShare, kShare * 32);
+    w.stall += wait_stage(cursor);
+    const u32 unit = shared_address(shared().ring[cursor.stage]) + warp * kUnitBytes + own;
+    const bool valid = w.chunk < s.chunks;
+#pragma unroll
+    for (u32 j = 0; j < kShare; ++j) {
+      const uint4 x = ld_shared_b128(room + (warp / kShare * kShare + j) * 512 + own);
+      const uint4 part = ld_shared_b128(unit + j * 512);
+      if (valid) {
+        mma_m16n8k16_bf16(w.sum[0][j % 2], part, x.x, x.y);
+        mma_m16n8k16_bf16(w.sum[1][j % 2], part, x.z, x.w);
+      }
+    }
+    release_stage(cursor);
+    cursor.advance();
+  }
+
   // The chunks of this warp, kAhead of them in flight.
-  template <u32 X, u32 ROWS>
-  GPURT_FN static void sum_chunks(Sums<X, ROWS>& w, const Shape& s, u64 norm, StageCursor& cursor,
-                                  u32 turn) {
+  template <u32 X, u32 ROWS, u32 SHARE>
+  GPURT_FN static void sum_chunks(Sums<X, ROWS, SHARE>& w, const Shape& s, u64 norm,
+                                  StageCursor& cursor, u32 turn) {
     const u32 stride = kVirtual >> s.tile_log2;
     u32 left = (s.chunks + stride - 1) >> (4 - s.tile_log2);
     for (bool is_first = true;; is_first = false) {
 #pragma unroll
-      for (u32 set = 0; set < MatvecActivations<X, ROWS>::kAhead; ++set) {
-        use_chunk<X, ROWS>(w, s, norm, cursor, set);
+      for (u32 set = 0; set < w.x.kAhead; ++set) {
+        if constexpr (SHARE > 1) {
+          use_shared_chunk(w, s, cursor, set,
+                           shared_address(shared().scratch) + set % 2 * kSharedBytes);
+        } else {
+          use_chunk<X, ROWS>(w, s, norm, cursor, set);
+        }
         if (set == 0 && is_first && (s.flags & kXPayload) != 0) trace_met(turn);
         if (--left == 0) return;
         w.chunk += stride;
@@ -136,13 +185,13 @@ struct matvec : MatvecTask {
   }
 
   // All that the end of the task needs is worked out before its inputs are there, and pinned.
-  template <u32 X, u32 ROWS>
+  template <u32 X, u32 ROWS, u32 SHARE>
   GPURT_FN static void run_team(u32 turn, StageCursor& cursor, u32& half) {
-    using Activations = MatvecActivations<X, ROWS>;
+    using Activations = MatvecActivations<X, ROWS, false, SHARE>;
     constexpr u32 kTiles = Activations::kTiles;
     const Shape s = shape_of(slot_of(turn).record);
     const u32 warp = threadIdx.x / 32;
-    Sums<X, ROWS> w{};
+    Sums<X, ROWS, SHARE> w{};
     w.chunk = warp >> s.tile_log2;
     w.step = Activations::kChunkBytes << (4 - s.tile_log2);
     start(w.x, slot_of(turn), s, w.chunk);
@@ -153,11 +202,14 @@ struct matvec : MatvecTask {
     Output o = first_output(s, 0, s.rows, turn);
     pin(o.y), pin(o.part), pin(o.bits), pin(part), pin(base);
     if (X == kBf16 || ROWS == 1) {
-      sum_chunks<X, ROWS>(w, s, s.norm, cursor, turn);
+      sum_chunks(w, s, s.norm, cursor, turn);
+    } else if (SHARE > 1) {
+      sum_chunks(w, s, 0, cursor, turn);
+      team_sync();             // the sums take the room of what the warps exchanged
     } else if (s.norm == 0) {  // a loop of its own: the other's registers do not suffice
-      sum_chunks<X, ROWS>(w, s, 0, cursor, turn);
+      sum_chunks(w, s, 0, cursor, turn);
     } else {
-      sum_chunks<X, ROWS>(w, s, s.norm, cursor, turn);
+      sum_chunks(w, s, s.norm, cursor, turn);
     }
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
@@ -285,7 +337,7 @@ struct matvec : MatvecTask {
   // ---- the roles of the hot loop
   // ----------------------------------------------------------------- Each way gets a loop of its
   // own, with the registers it needs.
-  static constexpr u32 kWays = kTeamWarps == 1 ? 2 : 6;
+  static constexpr u32 kWays = kTeamWarps == 1 ? 2 : kMatvecShares ? 7 : 6;
   static constexpr bool kLeavesScratch = false;
   static constexpr bool kWayIsChosen = false;
   struct Carry {};
@@ -303,6 +355,9 @@ struct matvec : MatvecTask {
     const u32 is_bf16 = task.param[kXDtype] == kBf16 ? 1 : 0;
     if constexpr (kTeamWarps == 1) return is_bf16;
     const u32 rows = MatvecStep::most(task, task.param[kSampled] != 0);
+    if (kMatvecShares && rows > kRowTile && is_bf16 == 0 && task.addr[kArgNorm] == 0 &&
+        (task.tile[1] - task.tile[0] + 15) / 16 == kShare)
+      return 6;
     return rows == 1 ? is_bf16 : rows <= kRowTile ? is_bf16 + 2 : is_bf16 + 4;
   }
 
@@ -315,7 +370,7 @@ struct matvec : MatvecTask {
     if constexpr (kTeamWarps == 1) {
       run_single<x>(turn, cursor);
     } else {
-      run_team < x, WAY < 2 ? 1 : WAY<4 ? 8 : 16>(turn, cursor, half);
+      run_team<x, (WAY < 2 ? 1 : WAY < 4 ? 8 : 16), (WAY == 6 ? kShare : 1)>(turn, cursor, half);
     }
   }
 };

@@ -13,48 +13,61 @@
 // each in a set of its own.
 #pragma once
 #include "../stream.cuh"
+#include "fragments.cuh"
 
 namespace gpurt {
 
 constexpr u32 kMatvecRowTile = 8;  // rows of a step in one mma: its n
 
-template <u32 X, u32 ROWS, bool ALONE = false>
+template <u32 X, u32 ROWS, bool ALONE = false, u32 SHARE = 1>
 struct MatvecActivations {
   static constexpr u32 kTiles = ROWS == 16 ? 2 : 1;
-  static constexpr u32 kGranules = X == kBf16 ? 2 : 4;      // that a lane needs of a row
-  static constexpr u32 kLoads = ROWS == 1 ? 1 : kGranules;  // that it loads itself
-  static constexpr u32 kPairs = 8 / kGranules;              // of bf16, in a granule
+  static constexpr u32 kGranules = X == kBf16 ? 2 : 4;              // that a lane needs of a row
+  static constexpr u32 kLoads = ROWS == 1 ? 1 : kGranules / SHARE;  // that it loads itself
+  static constexpr u32 kPairs = 8 / kGranules;                      // of bf16, in a granule
   static constexpr u32 kColumnLanes = ROWS == 1 ? 4 * kGranules : 4;
   static constexpr u32 kElementBytes = X == kBf16 ? 2 : 4;
   static constexpr u32 kChunkBytes = 64 * kElementBytes;
   static constexpr u32 kGranuleStride = 64;  // bytes: four lanes' granules
-  static constexpr u32 kSets = (X == kBf16 ? 8 : 4) / (kTiles * kLoads);
+  static constexpr bool kOrdered = kFragments && X == kBf16;
+  static constexpr u32 kSets = (X == kBf16 || SHARE > 1 ? 8 : 4) / (kTiles * kLoads);
   static constexpr u32 kAhead = ALONE || kSets < 1 ? 1 : ROWS == 1 ? 2 : kSets;
   uint4 raw[kAhead][kTiles][kLoads];  // in flight from load() to wait()
   u64 at[kTiles];                     // this lane's first granule of the current chunk
   u32 offset;                         // of that granule in its row, bytes
   u32 row_bytes;                      // 0: there is no row to read
+  u32 log2;                           // bytes of memory for a byte of a row: those of its rows too
+  u32 apart;                          // bytes of memory from a lane's granule to its next one
 
   // row(j): the row of x that belongs to row j of the output. Lanes beyond the last row read that
   // one again: it costs no further sector, and their columns of the product are never stored.
+  // tiles: of a buffer in fragment order, else 0.
   template <class Row>
-  GPURT_FN void start(u64 x, u32 k, u32 chunk, u32 rows, Row row) {
+  GPURT_FN void start(u64 x, u32 k, u32 chunk, u32 rows, u32 tiles, Row row) {
     const u32 lane = threadIdx.x % 32;
     offset = chunk * kChunkBytes + lane % kColumnLanes * 16;
+    if constexpr (SHARE > 1) offset += threadIdx.x / 32 % SHARE * kLoads * kGranuleStride;
     row_bytes = rows == 0 ? 0 : k * kElementBytes;
+    log2 = 0, apart = kGranuleStride;
+    if (kOrdered && tiles != 0) log2 = tiles == 1 ? 3 : 4, apart = kFragmentBytes;
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t) {
       const u32 j = ROWS == 1 ? 0 : t * kMatvecRowTile + lane / 4;
       const u32 source = rows == 0 ? 0 : row(j < rows ? j : rows - 1);
       at[t] = x + u64{source} * row_bytes + offset;
+      if (kOrdered && tiles != 0)
+        at[t] = x + fragment_place<kElementBytes>(source, offset / kElementBytes, tiles);
     }
   }
 
   GPURT_FN void advance(u32 chunks) {
     offset += chunks * kChunkBytes;
 #pragma unroll
-    for (u32 t = 0; t < kTiles; ++t) at[t] += chunks * kChunkBytes;
+    for (u32 t = 0; t < kTiles; ++t) at[t] += in_memory(chunks * kChunkBytes);
   }
+
+  // Bytes from one place in a row to another as memory has them.
+  GPURT_FN u32 in_memory(u32 bytes) const { return kOrdered ? bytes << log2 : bytes; }
 
   // What lies `ahead` bytes behind the current chunk's granule `i`, into register set `set`. Zeros
   // beyond the row's end, where W is padded with zeros: zero never looks like the sentinel.
@@ -64,7 +77,8 @@ struct MatvecActivations {
   }
   GPURT_FN void reload(u32 set, u32 t, u32 i, u32 ahead) {
     if (offset + ahead + i * kGranuleStride < row_bytes)
-      raw[set][t][i] = ld_relaxed_b128(at[t] + ahead + i * kGranuleStride);
+      raw[set][t][i] =
+          ld_relaxed_b128(at[t] + in_memory(ahead) + i * (kOrdered ? apart : kGranuleStride));
   }
 
   GPURT_FN void load(u32 set, u32 ahead) {

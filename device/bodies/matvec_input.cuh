@@ -63,7 +63,7 @@ struct matvec_input {
 #pragma unroll 1
     for (u32 v = context.thread / 32; v < groups; v += kTeamWarps) {
       Activations x;
-      x.start(from, k, task.tile[1] + v, rows, row);
+      x.start(from, k, task.tile[1] + v, rows, 0, row);
       f32 squares[Activations::kLoads] = {};
 #pragma unroll 1
       for (u32 chunk = task.tile[1] + v; chunk < task.tile[2]; chunk += groups) {

@@ -14,7 +14,18 @@ namespace gpurt {
 struct MatvecTask {
   enum Epilogue : u32 { kPlain = 0, kSwiglu = 1 };
   enum Arg : u32 { kArgX, kArgW, kArgNorm, kArgResidual, kArgY };
-  enum Param : u32 { kN, kK, kEpilogue, kEps, kSampled, kWDtype, kXDtype, kYDtype, kYRanks = 11 };
+  enum Param : u32 {
+    kN,
+    kK,
+    kEpilogue,
+    kEps,
+    kSampled,
+    kWDtype,
+    kXDtype,
+    kYDtype,
+    kYRanks = 11,
+    kXFragments = 15
+  };
   enum Flag : u32 {
     kXPayload = 1 << kArgX,
     kResidualPayload = 1 << kArgResidual,

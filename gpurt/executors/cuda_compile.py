@@ -19,7 +19,7 @@ from typing import Any
 
 from gpurt.body import STAGE_BYTES, Body, Param, Target
 from gpurt.errors import CacheWarning, DeviceError, GraphError
-from gpurt.plan import TASK_OWN_ROWS, TASK_RING, Plan
+from gpurt.plan import TASK_OWN_ROWS, TASK_RING, Plan, PlanTask
 from gpurt.source import source_dir
 
 GENERATED = "bodies.gen.cuh"
@@ -250,12 +250,26 @@ def _features(plan: Plan) -> list[str]:
             for t in tasks
             for number, _ in t.writes
         ),
+        "GPURT_FRAGMENTS": any(
+            t.body == "matvec" and any(p != 0 for p in t.params[15:16]) for t in tasks
+        ),
+        "GPURT_MATVEC_SHARES": any(
+            t.body == "matvec" and _shares_activations(plan, t) for t in tasks
+        ),
         "GPURT_RANKS": any(b.memory == "symmetric_payload" for b in plan.buffers),
         "GPURT_OWN_ROWS": any(t.flags & TASK_OWN_ROWS for t in tasks),
         "GPURT_MANY_USERS": plan.rows > 16 and any(t.body == "expert_matvec" for t in tasks),
         "GPURT_RING": any(t.flags & TASK_RING for t in tasks),
     }
     return [f"#define {name} 1" for name, wanted in found.items() if wanted]
+
+
+def _shares_activations(plan: Plan, task: PlanTask) -> bool:
+    """Whether device/bodies/matvec.cuh takes the task by the way of warps that share x."""
+    x, _, norm = task.addr[:3]
+    rows = task.coords[1] - task.coords[0]
+    is_f32 = x is not None and plan.buffers[x[0]].dtype == "f32"
+    return plan.rows > 8 and is_f32 and norm is None and 48 < rows <= 64
 
 
 def _attention_struct(plan: Plan, body: str) -> list[str]:

@@ -3,6 +3,7 @@
     lower      operators that the target computes by several
     forms      of values that can be computed in several ways, one
     direct     operators that store their results on all ranks themselves
+    fragments  activations that lie in the order in which matvecs read them
     tile       each operator asks its body for tiles
     hazards    what every tile must follow, from declared regions in program order
     waits      the few groups of producers it waits for (transitive reduction, joins)
@@ -28,7 +29,18 @@ from gpurt.buffer import Buffer
 from gpurt.errors import PlanError
 from gpurt.graph import Graph
 from gpurt.plan import PLAN_VERSION, TASK_ADVANCE, Plan, Policy
-from gpurt.planner import direct, dynamic, finish, forms, memory, payload, schedule, tile, variants
+from gpurt.planner import (
+    direct,
+    dynamic,
+    finish,
+    forms,
+    fragments,
+    memory,
+    payload,
+    schedule,
+    tile,
+    variants,
+)
 from gpurt.planner import policy as policies
 from gpurt.planner.check import check_graph, check_plan
 from gpurt.planner.cost import task_ns
@@ -110,6 +122,7 @@ def _planned(
         draft.leave_out(op, op_policy)
     graph, chosen = lowered.graph, lowered.policies
     graph, left_out = direct.directed(graph, target, forms.left_out(graph))
+    graph = fragments.ordered(graph, target, left_out)
     polled = payload.choose(graph, target, chosen, edges, left_out)
     buffers = memory.BufferMap(graph, target)
     unused = forms.unused(graph, left_out)

@@ -92,6 +92,7 @@ def gated_residual(
         stride=slots_stride(branch),
         norm_eps=float(norm_eps),
         normed_dtype=dtype_code(dtype),
+        normed_fragments=0,
     )
 
 
@@ -137,6 +138,11 @@ def make_gated_tile(
     return Tile(coords, tuple(reads), tuple(writes), cost_bytes=cost_bytes)
 
 
+def fragments_gated_residual(op: Operator, arg: str) -> bool:
+    """Whether its tasks write that argument in any order: as floats normed is nobody's operand."""
+    return arg == "normed" and op.params["normed_dtype"] == dtype_code(bf16)
+
+
 def gated_residual_reference(
     op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows
 ) -> None:
@@ -176,9 +182,10 @@ GATED_RESIDUAL = Body(
     ),
     params=(
         *("hidden", "eps", "ranks", "stride"),
-        *("norm_eps", "normed_dtype"),
+        *("norm_eps", "normed_dtype", "normed_fragments"),
     ),
     tile=tile_gated_residual,
     reference=gated_residual_reference,
     ranks=True,
+    fragments=fragments_gated_residual,
 )

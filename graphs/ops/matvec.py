@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
-from gpurt.buffer import f32
+from gpurt.buffer import bf16, f32
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.dtypes import dtype_code
 from gpurt.graphs.ops.publish import NOT_PUBLISHED, published_columns
@@ -87,6 +87,7 @@ def matvec(
         softcap=float(softcap),
         exact=int(exact),
         **NOT_PUBLISHED,
+        x_fragments=0,
     )
 
 
@@ -145,6 +146,11 @@ def published_matvec(op: Operator, share: int) -> bool:
         return False
     cuda = _cuda_module()
     return cuda is not None and bool(cuda.published_cuda(op, share))
+
+
+def fragments_matvec(op: Operator, arg: str) -> bool:
+    """Whether its tasks read that argument in any order: a bf16 x, which needs no conversion."""
+    return arg == "x" and op.params["x_dtype"] == dtype_code(bf16)
 
 
 def packing_matvec(op: Operator, arg: str, target: Target) -> str:
@@ -213,6 +219,7 @@ MATVEC = Body(
         "softcap",
         "exact",
         *NOT_PUBLISHED,
+        "x_fragments",
     ),
     tile=tile_matvec,
     reference=matvec_reference,
@@ -222,6 +229,7 @@ MATVEC = Body(
     variant=variant_matvec,
     payload=True,
     lower=lower_matvec,
+    fragments=fragments_matvec,
 )
 
 

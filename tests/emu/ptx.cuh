@@ -88,6 +88,9 @@ inline uint4 ld_weight_b128(u64 from) {
 inline u32 ld_weight_u16(u64 from) {
   return *aligned<const u16>(from);
 }
+inline void st_shared_b128(u32 to, uint4 v) {
+  *aligned<uint4>(in_shared(to)) = v;
+}
 inline uint4 ld_shared_b128(u32 from) {
   return *aligned<const uint4>(in_shared(from));
 }

@@ -213,6 +213,15 @@ def test_bits_of_matvec_do_not_depend_on_rows_team_or_edges() -> None:
         assert got.tobytes() == want[:rows].tobytes(), f"{rows} {edges} {target}"
 
 
+def test_warps_that_share_x_make_the_bits_of_one_warp() -> None:
+    """Four row tiles a task, four K groups, of columns that end inside a chunk."""
+    case = test_matvec.Case(4800, 336)
+    want = test_matvec.run(case, 16, team_warps=1, workers=3)
+    for rows, edges in ((16, "payload"), (11, "counter")):
+        got = test_matvec.run(case, rows, edges, workers=3)
+        assert got.tobytes() == want[:rows].tobytes(), f"{rows} {edges}"
+
+
 # ---- dynamic segments, drafts, faults --------------------------------------------------------
 @pytest.mark.parametrize("policy", test_dynamic.POLICIES)
 def test_dynamic_segments_equal_their_model(policy: str) -> None:

@@ -53,6 +53,7 @@ CASES = [
     Case(8192, 576, norm=True),  # four row tiles a task
     Case(64, 80, norm=True),  # columns end inside a chunk
     Case(4800, 64),  # the last tiles are smaller powers of two
+    Case(4800, 1040),  # four row tiles a task, which share floats of 16 rows
     Case(1000, 576),  # the last row tile is half a one
     Case(1024, 2048, dtype="bf16"),
     Case(960, 576, norm=True, scale=0.6, softcap=1.5),

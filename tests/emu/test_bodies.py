@@ -42,6 +42,7 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ),
     ("test_combine_columns", "test_bits_do_not_depend_on_rows_or_team", ((36, 3, 4),)),
     ("test_reduce_squares", "test_reduce_squares_equals_its_reference", ((36, 3, 4), 5)),
+    ("test_reduce_squares", "test_reduce_squares_equals_its_reference", ((1156, 2, 2), 1)),
     ("test_reduce_squares", "test_bits_do_not_depend_on_rows_or_team", ((36, 3, 4),)),
     ("test_gated_residual", "test_gated_residual_equals_its_reference", (192, True, 3)),
     ("test_gated_residual", "test_bits_do_not_depend_on_rows_or_team", (192,)),

@@ -202,9 +202,9 @@ GPURT_FN f32 ld_shared_f32(u32 from) {
   return v;
 }
 
-GPURT_FN u32 ld_shared_u16(u32 from) {
-  u16 v;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+GPURT_FN u32 ld_shared_u8(u32 from) {
+  u32 v;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
   return v;
 }
 

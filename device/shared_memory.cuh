@@ -17,7 +17,8 @@ namespace gpurt {
 
 constexpr u32 kStageBytes = 32768;  // 16 units of 16 rows x 64 columns of bf16: a unit a warp
 constexpr u32 kScratchBytes = kTeamWarps == 1 ? 65536 : 32768;
-constexpr u32 kSlotCount = 8;  // the loader runs at most this many tasks ahead
+constexpr u32 kPassMakers = 4;  // warps that make outputs of sums which all have parked
+constexpr u32 kSlotCount = 8;   // the loader runs at most this many tasks ahead
 constexpr u32 kTeamThreads = kTeamWarps * 32;
 constexpr u32 kTeamBarrier = 1;
 constexpr u32 kBodyBarrier =
@@ -44,20 +45,21 @@ enum SlotEdges : u32 { kNotMet = 0, kMet = 1, kNeverMet = 2 };
 struct alignas(16) Slot {
   TaskRecord record;
   u64 step;
-  u64 round;   // of the step's variant
-  u64 begin;   // cycles of this SM: the team turned to this task
-  u32 met;     // low word of the same clock: its edges were met
-  u32 end;     // the same: after its last store
-  u32 stall;   // cycles spent waiting for the weight stream
-  u32 kind;    // SlotKind
-  u32 is_met;  // SlotEdges
-  u32 reserved;
+  u64 round;     // of the step's variant
+  u64 begin;     // cycles of this SM: the team turned to this task
+  u32 met;       // low word of the same clock: its edges were met
+  u32 end;       // the same: after its last store
+  u32 stall;     // cycles spent waiting for the weight stream
+  u32 kind;      // SlotKind
+  u32 is_met;    // SlotEdges
+  u32 met_turn;  // kTaskExpertStream: the turn for which the loader found the edges met
   // kTaskExpertStream: the words at kAddrExpertId, as the loader found them: expert id, its number
   // of users, row and pair of the first two. [1] comes last; kNotChosen until then, 0: not live.
   u32 chosen[kExpertWords];
 };
 static_assert(sizeof(Slot) == 336);
 constexpr u32 kNotChosen = 0xFFFFFFFFu;
+constexpr u32 kNoTurn = 0xFFFFFFFFu;
 
 #ifndef GPURT_EXPERTS  // whether tasks of a plan stream experts: kernels of others know none
 #define GPURT_EXPERTS 0
@@ -78,10 +80,13 @@ struct SharedMemory {
   u64 slot_full[kSlotCount];     // 2 arrivals: the loader, and its copies when they land
   u64 slot_done[kSlotCount];     // kTeamWarps arrivals
   u64 slot_empty[kSlotCount];    // 1 arrival (the storer)
+  u64 pass_parked[2];            // kTeamWarps arrivals: a pass's sums are there (expert_few.cuh)
+  u64 pass_made[2];              // kPassMakers: they were read
   u32 leaving;                   // 1: every wait in this block ends; set once
   u32 rows;                      // StepState::rows of the step whose gate the team passed
   u32 sample_count;
   u32 gave_up;  // 1: a body's own wait for its edges was; no body runs any more
+  u32 passes;   // of partial sums that there were
 };
 static_assert(sizeof(SharedMemory) <= 232448,
               "227 KB is the most a block of sm_90 and sm_100 gets");

@@ -34,6 +34,10 @@ GPURT_FN Slot& slot_of(u32 turn) {
 
 // ---- team ------------------------------------------------------------------------------------
 
+GPURT_FN bool is_stage_there(const StageCursor& cursor) {
+  return mbarrier_try_wait(shared_address(&shared().stage_full[cursor.stage]), cursor.parity);
+}
+
 // Every lane waits itself: one instruction a warp, and each lane acquires the copy's bytes.
 // Returns the cycles spent if the stage was not there at once.
 GPURT_FN u32 wait_stage(const StageCursor& cursor) {

@@ -171,9 +171,10 @@ struct Loader {
     if (looked < freed) looked = freed;
     if (looked >= chosen) return false;
     Slot& slot = slot_of(looked);
-    if (is_expert(looked) && slot.is_met == kNotMet) {
-      if (!are_edges_met(slot)) return false;
+    if (is_expert(looked)) {
+      if (slot.is_met == kNotMet && !are_edges_met(slot)) return false;
       st_shared_release_u32(shared_address(&slot.is_met), kMet);
+      st_shared_release_u32(shared_address(&slot.met_turn), looked);
     }
     ++looked;
     return true;

@@ -56,7 +56,13 @@ GPURT_FN void init_shared() {
     mbarrier_init(shared_address(&memory.slot_full[i]), 2);
     mbarrier_init(shared_address(&memory.slot_done[i]), kTeamWarps);
     mbarrier_init(shared_address(&memory.slot_empty[i]), 1);
+    memory.slots[i].met_turn = kNoTurn;
   }
+  for (u32 i = 0; i < 2; ++i) {
+    mbarrier_init(shared_address(&memory.pass_parked[i]), kTeamWarps);
+    mbarrier_init(shared_address(&memory.pass_made[i]), kPassMakers);
+  }
+  memory.passes = 0;
   memory.leaving = 0;
   memory.rows = 0;
   memory.sample_count = 0;

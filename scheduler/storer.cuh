@@ -180,13 +180,19 @@ __device__ __forceinline__ void signal_by_warp(u32 counter, u64 round, u32 amoun
 
 // All lanes. Without successors a lane a signal: one release for all, and no counter's info is
 // read, which would be a round trip to L2 before the signal.
-__device__ __forceinline__ void signal_all(const Slot& slot) {
+// is_fenced: all lanes passed a fence since the task's end.
+__device__ __forceinline__ void signal_all(const Slot& slot, bool is_fenced = false) {
   const TaskRecord& record = slot.record;
   const u32 lane = threadIdx.x % 32;
   if ((record.flags & kTaskWakes) != 0) {
     for (u32 i = 0; i < record.signal_count; ++i) signal_by_warp(record.signal[i], slot.round);
   } else if (lane < record.signal_count) {
-    add_release(counter_address(gpurt_program, record.signal[lane]), 1);
+    u64* counter = counter_address(gpurt_program, record.signal[lane]);
+    if (is_fenced) {
+      add_relaxed(counter, 1);
+    } else {
+      add_release(counter, 1);
+    }
   }
 }
 
@@ -220,6 +226,7 @@ __device__ __noinline__ bool decide_by_warp(const Slot& slot) {
   if (opens) store_relaxed(&cursor.tail, u64{tasks});
   fence_acq_rel_gpu();
   if (opens) store_relaxed(&cursor.head, dynamic_head(slot.round, tasks));
+  signal_all(slot, true);  // what experts wait for comes before what is absent
   if (live == decision.slots) return true;  // none is absent
   const Absent* absents = at<const Absent>(program.absents) + decision.absent_begin;
   const CounterInfo* infos = at<const CounterInfo>(program.counter_infos);
@@ -257,11 +264,14 @@ __device__ __noinline__ void run_storer() {
     // After a fault a signal would vouch for data that is not there.
     const bool leaves = __any_sync(~0u, is_leaving());
     bool signals = slot.kind == kSlotTask && !leaves;
-    if (signals && (slot.record.flags & kTaskDecides) != 0) signals = decide_by_warp(slot);
     if (signals) {
-      signal_all(slot);
-      if (traces) spans.add(slot);
+      if ((slot.record.flags & kTaskDecides) == 0) {
+        signal_all(slot);
+      } else {
+        signals = decide_by_warp(slot);
+      }
     }
+    if (signals && traces) spans.add(slot);
     __syncwarp();
     if (is_first) mbarrier_arrive(shared_address(&shared().slot_empty[turn % kSlotCount]));
   }

@@ -144,19 +144,4 @@ struct ExpertActivations<2> {
   f32 squares;
 };
 
-// The same with the norm's weights under way beside x.
-struct ExpertActivationsAhead : ExpertActivations<2> {
-  GPURT_FN void load(u64 norm, u32 chunk, u32 k) { load_from(row, norm, chunk, k); }
-  GPURT_FN void load_from(u64 of_row, u64 norm, u32 chunk, u32 k) {
-    ExpertActivations<2>::load_from(of_row, chunk, k);
-    if (norm != 0) weights = ld_relaxed_b128(norm + offset_of(chunk, k));
-  }
-  GPURT_FN void convert(u64 norm, u32 chunk, u32 k, ExpertPairs (&pairs)[1]) {
-    convert_with(weights, norm != 0, chunk, k, pairs);
-  }
-
- private:
-  uint4 weights;
-};
-
 }  // namespace gpurt

@@ -21,10 +21,8 @@
 // more than a step's few rows an expert, which is why PAIRS = 2 has an instance of its own.
 // The loader waits for the decider, takes the right expert's weights, leaves its users in the slot.
 #pragma once
-#include "expert_activations.cuh"
+#include "expert_few.cuh"
 #include "expert_sources.cuh"
-#include "matvec_outputs.cuh"
-#include "routes.hpp"
 
 #ifndef GPURT_MANY_USERS  // whether more than 16 rows may choose one expert
 #define GPURT_MANY_USERS 0
@@ -32,86 +30,33 @@
 
 namespace gpurt {
 
-struct expert_matvec {
-  enum Arg : u32 { kArgX, kArgW, kArgNorm, kArgWScale, kArgRoutes, kArgY };
-  enum Param : u32 { kN, kK, kEpilogue, kWDtype, kXPerPair, kTopK, kEps, kYRanks };
-  static constexpr u32 kVirtual = MatvecTask::kVirtual;
-  static constexpr u32 kGroupStride = MatvecTask::kGroupStride;
-  static constexpr u32 kTilesMax = 4;  // T
-  static constexpr u32 kPassPairs = 2;
-
-  // Partial sums of two pairs. [.][row tile of the virtual warp][row][row group * G + K group]
-  struct alignas(16) Pass {
-    f32 part[kPassPairs][kTilesMax][16][kGroupStride];
-    f32 squares[kPassPairs][kGroupStride];
-  };
-  // A team of 16 needs two, in turns: who writes one again has passed a barrier after its last
-  // reading. A team of 1 keeps those of eight pairs.
-  static constexpr u32 kPasses = kTeamWarps == 1 ? 4 : 2;
-  static_assert(kPasses * sizeof(Pass) <= kScratchBytes);
-
-  // Of the next task, what it multiplies first, under way before this one ends; and how many tasks
-  // of few users the loop has had.
-  struct Carry {
-    ExpertActivationsAhead x;
-    bool is_loaded = false;
-    u32 tasks = 0;
-  };
-
-  // Outputs of a task of few users are made by four warps, others in the next task, while the rest
-  // goes on: with all at a barrier, a task of 4.6 us of bytes took 6.5 (H200). Barriers, of each of
-  // the two passes: its sums are parked; its outputs are made.
-  static constexpr u32 kFinishers = 4;
-  static constexpr u32 kParked = kBodyBarrier, kMade = kBodyBarrier + kPasses;
-
-  GPURT_FN static bool finishes(u32 task) {
-    return threadIdx.x / 32 / kFinishers == task % (kVirtual / kFinishers);
-  }
-
-  // Until the outputs of that task of the loop, whose sums lie in pass `half`, are made.
-  GPURT_FN static void wait_made(u32 task, u32 half) {
-    if (!finishes(task)) bar_sync(kMade + half, kTeamThreads);
-  }
-
-  GPURT_FN static void leave(const Carry& carry, u32 half) {
-    if (carry.tasks > 1) wait_made(carry.tasks - 2, half);
-    if (carry.tasks > 0) wait_made(carry.tasks - 1, half ^ 1);
-  }
-
+struct expert_matvec : ExpertFew {
   // 0: bf16. 1, 2: nvfp4 of few users, or of more. A team of 1 has one way for both.
   static constexpr u32 kWays = 3;
   static constexpr bool kWayIsChosen = true;
   static constexpr bool kLeavesScratch = true;
   GPURT_FN static u32 way_of(const Slot& slot) {
     if (slot.record.param[kWDtype] != kNvfp4) return 0;
-    return kTeamWarps == 1 || is_few(slot, slot.chosen[RoutesLayout::kCount]) ? 1 : 2;
+    return kTeamWarps == 1 || is_few(slot) ? 1 : 2;
   }
   GPURT_FN static bool needs_barrier(const TaskRecord&) { return true; }
 
   template <u32 WAY>
-  GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32& half, Carry& carry) {
+  GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32&, Carry& carry) {
     if constexpr (WAY == 0) {
       run_unit<Bf16Unit>(turn, cursor);
     } else if constexpr (kTeamWarps != 1 && WAY == 1) {
-      run_few(turn, cursor, half, carry);
+      run_few(turn, cursor, carry);
     } else {
       run_unit<Nvfp4Unit>(turn, cursor);
     }
   }
 
  private:
-  // What is read from the slot again and again takes no register over the loop: tile[3], k, norm.
-  GPURT_FN static u32 groups_log2(const TaskRecord& task) { return task.tile[3] & 0xFF; }
-  GPURT_FN static u32 warp_tiles(const TaskRecord& task) { return task.tile[3] >> 8; }
-
   // Whose rows a tile is for. Lane j < 16 holds row and pair of user j.
   struct Users {
     u32 expert, count;
     u32 row, pair;
-  };
-
-  struct Scales {
-    f32 even, odd;  // of z of even and odd rows, if they make one output
   };
 
   template <class Unit>
@@ -201,12 +146,6 @@ struct expert_matvec {
         }
       }
     }
-  }
-
-  // Rounds of 64 G columns.
-  GPURT_FN static u32 rounds_of(const TaskRecord& task) {
-    const u32 log2 = 6 + groups_log2(task);
-    return (task.param[kK] + (1u << log2) - 1) >> log2;
   }
 
   template <u32 PAIRS>
@@ -315,105 +254,6 @@ struct expert_matvec {
     return task.addr[kArgW] + (tile * units + v) * Unit::kBytes;
   }
 
-  // ---- up to two users of nvfp4, four row tiles a virtual warp: a chunk is a stage --------------
-  static constexpr u32 kFewBytes = kTilesMax * kVirtual * Nvfp4Unit::kBytes;
-
-  // A plan without nvfp4 may have a smaller ring.
-  GPURT_FN static bool is_few(const Slot& slot, u32 count) {
-    return kTeamWarps != 1 && kFewBytes <= kStageRoom && count - 1 < 2 &&
-           warp_tiles(slot.record) == kTilesMax;
-  }
-
-  GPURT_FN static void run_few(u32 turn, StageCursor& cursor, u32& half, Carry& carry) {
-    const Slot& slot = slot_of(turn);
-    const TaskRecord& task = slot.record;
-    const u32 v = threadIdx.x / 32, log2 = groups_log2(task);
-    const Scales scales = scales_of(task, slot.chosen[RoutesLayout::kExpert], Nvfp4Unit::kFactor);
-    ExpertActivationsAhead& x = carry.x;
-    x.start({few_row(slot)});
-    const u32 end = rounds_of(task) << log2;
-    u32 chunk = v >> (4 - log2);
-    if (!carry.is_loaded) x.load(task.addr[kArgNorm], chunk, task.param[kK]);
-    f32 sum[kTilesMax][4] = {};
-#pragma unroll 1
-    while (chunk < end) {
-      ExpertPairs pairs[1];
-      x.convert(task.addr[kArgNorm], chunk, task.param[kK], pairs);
-      chunk += 1u << log2;
-      if (chunk < end) {
-        x.load(task.addr[kArgNorm], chunk, task.param[kK]);
-      } else {
-        carry.is_loaded = load_next(turn, x);
-      }
-      multiply_stage(turn, cursor, pairs[0], sum);
-    }
-    const f32 squares = task.addr[kArgNorm] != 0 ? x.sum_squares(0) : 0;
-    Pass& pass = reinterpret_cast<Pass*>(shared().scratch)[half];
-    if (carry.tasks > 1) wait_made(carry.tasks - 2, half);
-    park(task, pass, v, 0, sum, squares);
-    if (finishes(carry.tasks)) {
-      bar_sync(kParked + half, kTeamThreads);
-      finish(task, users_of(turn), pass, 0, scales, threadIdx.x % (32 * kFinishers),
-             32 * kFinishers);
-      bar_arrive(kMade + half, kTeamThreads);
-    } else {
-      bar_arrive(kParked + half, kTeamThreads);
-    }
-    ++carry.tasks;
-    half ^= 1;
-  }
-
-  // Of user lane / 16, of user 0 if there is no other.
-  GPURT_FN static u64 few_row(const Slot& slot) {
-    const TaskRecord& task = slot.record;
-    const u32 half = threadIdx.x % 32 / 16;
-    const u32 user = half < slot.chosen[RoutesLayout::kCount] ? half : 0;
-    const u32 word = RoutesLayout::kUsers + 2 * user + (task.param[kXPerPair] != 0 ? 1 : 0);
-    return task.addr[kArgX] + u64{slot.chosen[word]} * task.param[kK] * 4;
-  }
-
-  // Whether the task behind `turn` comes here too and its edges are met: then its first chunk is
-  // under way.
-  GPURT_FN static bool load_next(u32 turn, ExpertActivationsAhead& x) {
-    const Slot& slot = slot_of(turn + 1);
-    const TaskRecord& task = slot.record;
-    const u32 full = shared_address(&shared().slot_full[(turn + 1) % kSlotCount]);
-    if (__any_sync(~0u, !mbarrier_test_wait(full, slot_parity(turn + 1)))) return false;
-    const u32 count = ld_shared_acquire_u32(shared_address(&slot.chosen[RoutesLayout::kCount]));
-    const u32 is_met = ld_shared_acquire_u32(shared_address(&slot.is_met));
-    const bool fits = is_met == kMet && count - 1 < 2 && slot.kind == kSlotTask &&
-                      slot.step == slot_of(turn).step && task.body == slot_of(turn).record.body &&
-                      way_of(slot) == 1;
-    if (__any_sync(~0u, !fits)) return false;
-    const u32 chunk = threadIdx.x / 32 >> (4 - groups_log2(task));
-    x.load_from(few_row(slot), task.addr[kArgNorm], chunk, task.param[kK]);
-    return true;
-  }
-
-  GPURT_FN static void multiply_stage(u32 turn, StageCursor& cursor, const ExpertPairs& pairs,
-                                      f32 (&sum)[kTilesMax][4]) {
-    const u32 stall = wait_stage(cursor);
-    if (stall != 0) trace_stall(turn, stall);
-    Nvfp4Unit::Place place;
-    place.start(shared_address(shared().ring[cursor.stage]) + threadIdx.x / 32 * Nvfp4Unit::kBytes,
-                threadIdx.x % 32);
-    Nvfp4Unit unit[2];
-    unit[0].load(place);
-#pragma unroll
-    for (u32 i = 0; i < kTilesMax; ++i) {
-      if (i + 1 < kTilesMax) {
-        place.advance(kFewBytes / kTilesMax);
-        unit[(i + 1) % 2].load(place);
-      } else {
-        release_stage(cursor);
-        cursor.advance();
-      }
-#pragma unroll
-      for (u32 j = 0; j < 4; ++j)
-        mma_m16n8k16_bf16(sum[i], unit[i % 2].operand(j), pairs[2 * j], pairs[2 * j + 1]);
-    }
-  }
-
   // ---- a team of 1 warp: all virtual warps, one after another
   template <class Unit>
   GPURT_FN static void run_single(u32 turn, u32 first) {
@@ -438,16 +278,6 @@ struct expert_matvec {
   }
 
   // ---- outputs: a thread each, consecutive ones side by side
-  GPURT_FN static Scales scales_of(const TaskRecord& task, u32 expert, f32 factor) {
-    Scales scales{factor, factor};
-    if (task.addr[kArgWScale] != 0) {
-      const f32* of = arg<const f32>(task, kArgWScale) + 2 * expert;
-      scales.even *= __ldg(of);
-      scales.odd *= __ldg(of + (task.param[kEpilogue] == MatvecTask::kSwiglu ? 1 : 0));
-    }
-    return scales;
-  }
-
   // Of users `first` and `first` + 1, by thread `thread` of `threads`. Trip counts are equal for a
   // whole warp.
   GPURT_FN static void finish(const TaskRecord& task, const Users& users, const Pass& pass,
@@ -488,12 +318,6 @@ struct expert_matvec {
     const u32 i = tile >> (4 - log2), rows = tile & ((16u >> log2) - 1);
     const f32* from = &pass.part[j][i][r % 16][rows << log2];
     return MatvecTask::sum_of(shared_address(from), 4 - log2);
-  }
-
-  GPURT_FN static f32 norm_scale(const TaskRecord& task, const Pass& pass, u32 j) {
-    const u32 from = shared_address(pass.squares[j]);
-    const f32 squares = MatvecTask::sum_of(from, 4 - groups_log2(task));
-    return rsqrtf(__fdividef(squares, static_cast<f32>(task.param[kK])) + param_f32(task, kEps));
   }
 };
 

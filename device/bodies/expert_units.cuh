@@ -50,11 +50,12 @@ struct Nvfp4Unit {
   static constexpr u32 kScaleBytes = 64;
   static constexpr f32 kFactor = 256;
   uint4 codes;
-  u32 scales;  // of row g, of row g + 8
+  u32 scales[2];  // of row g, of row g + 8
 
   GPURT_FN void load(u64 unit, u32 lane) {
     codes = ld_weight_b128(unit + kScaleBytes + lane * 16);
-    scales = ld_weight_u16(unit + lane * 2);
+    const u32 both = ld_weight_u16(unit + lane * 2);
+    scales[0] = both & 0xFF, scales[1] = both >> 8;
   }
   struct Place {
     u32 codes, scales;
@@ -66,7 +67,7 @@ struct Nvfp4Unit {
   };
   GPURT_FN void load(const Place& place) {
     codes = ld_shared_b128(place.codes);
-    scales = ld_shared_u16(place.scales);
+    scales[0] = ld_shared_u8(place.scales), scales[1] = ld_shared_u8(place.scales + 1);
   }
 
   // A of mma j: (row g, low), (row g + 8, low), (row g, high), (row g + 8, high).
@@ -78,10 +79,8 @@ struct Nvfp4Unit {
   }
 
  private:
-  GPURT_FN u32 scale(u32 byte) const {
-    const u32 twice = __byte_perm(scales, 0, byte == 0 ? 0x4040 : 0x4141);
-    return twice * 16 + 0x76007600u;
-  }
+  // Twice, by one product: shifts and masks are what the loop has too many of.
+  GPURT_FN u32 scale(u32 row) const { return scales[row] * 0x00100010u + 0x76007600u; }
 
   // Elements 2i and 2i + 1 of a word of eight. The packer placed the bits so that a rotation and a
   // mask, or one product, bring them to their places; packing_experts.py has the table.

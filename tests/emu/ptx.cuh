@@ -94,8 +94,8 @@ inline void st_shared_b128(u32 to, uint4 v) {
 inline uint4 ld_shared_b128(u32 from) {
   return *aligned<const uint4>(in_shared(from));
 }
-inline u32 ld_shared_u16(u32 from) {
-  return *aligned<const u16>(in_shared(from));
+inline u32 ld_shared_u8(u32 from) {
+  return *reinterpret_cast<const u8*>(in_shared(from));
 }
 inline u32 ld_shared_acquire_u32(u32 from) {
   emu::yield();

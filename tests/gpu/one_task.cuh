@@ -26,7 +26,15 @@ GPURT_FN void start_one(const TaskRecord& task) {
     mbarrier_init(shared_address(&memory.stage_full[i]), 1);
     mbarrier_init(shared_address(&memory.stage_empty[i]), kTeamWarps);
   }
-  for (u32 i = 0; i < kSlotCount; ++i) mbarrier_init(shared_address(&memory.slot_full[i]), 1);
+  for (u32 i = 0; i < kSlotCount; ++i) {
+    mbarrier_init(shared_address(&memory.slot_full[i]), 1);
+    memory.slots[i].met_turn = kNoTurn;
+  }
+  for (u32 i = 0; i < 2; ++i) {
+    mbarrier_init(shared_address(&memory.pass_parked[i]), kTeamWarps);
+    mbarrier_init(shared_address(&memory.pass_made[i]), kPassMakers);
+  }
+  memory.passes = 0;
   fence_mbarrier_init();
   mbarrier_arrive(shared_address(&memory.slot_full[0]));
 }

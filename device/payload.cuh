@@ -25,20 +25,9 @@ GPURT_FN bool payload_missing(bool missing, u32& polls) {
   return !is_look(++polls) || !__any_sync(~0u, is_leaving());
 }
 
-// A granule at `address`, polled if `payload`. All lanes of a warp, converged; a lane that needs
-// nothing passes any address that never holds the sentinel, or `payload` false.
-GPURT_FN uint4 load_granule(u64 address, bool payload, const BodyContext& context) {
-  (void)context;
-  uint4 v = ld_relaxed_b128(address);
-  for (u32 polls = 0; payload_missing(payload && is_sentinel(v), polls);)
-    v = ld_relaxed_b128(address);
-  return v;
-}
-
-// Two neighbours at once: their round trips overlap.
-GPURT_FN void load_granules(u64 address, bool payload, const BodyContext& context, uint4& first,
-                            uint4& second) {
-  (void)context;
+// Two neighbouring granules at once, polled if `payload`: their round trips overlap. All lanes of a
+// warp, converged; a lane that needs nothing passes any address that never holds the sentinel.
+GPURT_FN void load_granules(u64 address, bool payload, uint4& first, uint4& second) {
   first = ld_relaxed_b128(address);
   second = ld_relaxed_b128(address + 16);
   for (u32 polls = 0;

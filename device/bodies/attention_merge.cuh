@@ -38,17 +38,19 @@ struct attention_merge {
     for (u32 base = context.thread - lane; base < jobs; base += context.team_threads) {
       const u32 at = min(base + lane, jobs - 1), four = at % kFours * 4;
       const u32 row = first + at / (group * kFours), h = at / kFours % group;
+      const u32 column = (task.tile[0] * group + h) * D + four;
+      const f32* q = context.address<const f32>(task, kArgQ);
+      // Gates lie behind all query heads of a row.
+      const u64 gates = reinterpret_cast<u64>(q + (u64(row) * 2 + 1) * heads * D + column);
+      uint4 gate{};
+      if (q != nullptr) gate = ld_relaxed_b128(gates);
       f32 out[4];
       const f32 sum = fold(task, spans, row, context.rows[row].position, h, four, out);
       __syncwarp();
 #pragma unroll
       for (u32 i = 0; i < 4; ++i) out[i] = __fdividef(out[i], sum);
       if (out_eps > 0) norm_head<D>(out_eps, out);
-      const u32 column = (task.tile[0] * group + h) * D + four;
-      const f32* q = context.address<const f32>(task, kArgQ);
-      // Gates lie behind all query heads of a row.
-      if (q != nullptr)
-        gate_head(q + (u64(row) * 2 + 1) * heads * D + column, q_payload, context, out);
+      if (q != nullptr) gate_head(gate, gates, q_payload, out);
       f32* to = context.address<f32>(task, kArgOut) + u64(row) * heads * D + column;
       if (base + lane < jobs)
         store_granule(reinterpret_cast<u64>(to), out[0], out[1], out[2], out[3]);

@@ -9,6 +9,7 @@
 // A column that sees nothing of a chunk keeps its bits: its weights are zeros, its maximum stays.
 #pragma once
 #include "attention_tile.cuh"
+#include "attention_waits.cuh"
 
 namespace gpurt {
 
@@ -28,20 +29,20 @@ struct AttentionMma {
   };
 
   // Of every 16th chunk from `start` on, up to tile.end; to `to`, a partial a column. query: of the
-  // tile's first row and head; a row has `group` heads. page: of `start`.
+  // tile's first row and head; a row has `group` heads.
   GPURT_FN static void fold(const Cache& cache, const AttentionTile& tile,
                             const AttentionBounds& bounds, const Query* query, u32 group, u32 start,
-                            u32 page, u32 lane, f32* to) {
+                            u32 lane, f32* to, Waits& waits) {
     const u32 g = lane / 4, c = lane % 4;
     Sums sums{{kNothingSeen, kNothingSeen}, {}, {}};
     const u32 column = min(g % 4, tile.columns() - 1);
     query += (column / tile.heads * group + column % tile.heads) * D;
     const u16* own = reinterpret_cast<const u16*>(query) + g / 4 * D + c * 8;
-    uint4 q[D / 32];
-#pragma unroll
-    for (u32 b = 0; b < D / 32; ++b) q[b] = *reinterpret_cast<const uint4*>(own + b * 32);
+    uint4 q[D / 32] = {};
+    u32 page = start < tile.end ? cache.page(start) : 0;
 #pragma unroll 1
     for (u32 begin = start; begin < tile.end; begin += kStride) {
+      waits.for_keys(begin + kChunk);
       const u64 from = cache.key(page, begin);
       Eight keys[2][D / 32], values[4][D / 64];
 #pragma unroll
@@ -49,6 +50,11 @@ struct AttentionMma {
         read<32>(cache, from + c * sizeof(Eight), g + 8 * h, begin, tile, keys[h]);
       if constexpr (D == 64) read_values(cache, from, g, c, begin, tile, values);
       if (begin + kStride < tile.end) page = cache.page(begin + kStride);
+      if (begin == start) {
+        waits.for_queries();
+#pragma unroll
+        for (u32 b = 0; b < D / 32; ++b) q[b] = *reinterpret_cast<const uint4*>(own + b * 32);
+      }
       f32 score[4] = {};
       scores(keys, q, score);
       // There are no registers for both at once.

@@ -25,11 +25,12 @@ struct AttentionMmaTiles {
   // As One::fold; bounds: of each four, those beyond the tile's columns too.
   GPURT_FN static void fold(const Cache& cache, const AttentionTile& tile,
                             const AttentionBounds (&bounds)[TILES], const Query* query, u32 group,
-                            u32 start, u32 page, u32 lane, f32* to) {
+                            u32 start, u32 lane, f32* to) {
     const u32 g = lane / 4, c = lane % 4;
     float4* room = reinterpret_cast<float4*>(to) + lane;
 #pragma unroll
     for (u32 t = 0; t < TILES; ++t) put(Sums{{kNothingSeen, kNothingSeen}, {}, {}}, room, t);
+    u32 page = start < tile.end ? cache.page(start) : 0;
 #pragma unroll 1
     for (u32 begin = start; begin < tile.end; begin += kStride) {
       const u64 from = cache.key(page, begin);

@@ -18,9 +18,10 @@ GPURT_FN void norm_head(f32 eps, f32 (&out)[4]) {
   for (u32 i = 0; i < 4; ++i) out[i] *= factor;
 }
 
-// out *= sigmoid(gate), gates polled if `payload`.
-GPURT_FN void gate_head(const f32* gates, bool payload, const BodyContext& context, f32 (&out)[4]) {
-  const uint4 g = load_granule(reinterpret_cast<u64>(gates), payload, context);
+// out *= sigmoid(gate). g: what ld_relaxed_b128 gave at address `gates`, polled if `payload`.
+GPURT_FN void gate_head(uint4 g, u64 gates, bool payload, f32 (&out)[4]) {
+  for (u32 polls = 0; payload_missing(payload && is_sentinel(g), polls);)
+    g = ld_relaxed_b128(gates);
   const f32 gate[4] = {__uint_as_float(g.x), __uint_as_float(g.y), __uint_as_float(g.z),
                        __uint_as_float(g.w)};
 #pragma unroll

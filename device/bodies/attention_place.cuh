@@ -32,29 +32,32 @@ GPURT_FN u32 first_seen(u32 window, u32 position) {
 
 template <bool EXTRAS>
 struct PlaceOf {
-  u32 slot, position;
+  u32 slot, position, path;
   GPURT_FN u32 end() const { return position + 1; }  // of what the row sees
+  GPURT_FN u32 ancestors() const { return GPURT_TREES != 0 ? path : 0; }
 
-  // Of this thread's row.
-  __device__ static PlaceOf of(const TaskRecord&, const BodyContext& context) {
-    const RowState row = context.rows[context.thread];
-    return {row.slot, row.position};
+  // Of row `index` of context.rows.
+  __device__ static PlaceOf of(const TaskRecord&, const BodyContext& context, u32 index) {
+    const RowState row = context.rows[index];
+    return {row.slot, row.position, row_ancestors(row)};
   }
 };
 
 template <>
 struct PlaceOf<true> {
-  u32 slot, position, until;
+  u32 slot, position, path, until;
   GPURT_FN u32 end() const { return until; }
+  GPURT_FN u32 ancestors() const { return GPURT_TREES != 0 ? path : 0; }
 
-  __device__ static PlaceOf of(const TaskRecord& task, const BodyContext& context) {
-    const RowState row = context.rows[context.thread];
-    if (task.param[13] == 0) return {row.slot, row.position, row.position + 1};
-    u32 last = context.thread;
+  __device__ static PlaceOf of(const TaskRecord& task, const BodyContext& context, u32 index) {
+    const RowState row = context.rows[index];
+    const u32 path = row_ancestors(row);
+    if (task.param[13] == 0) return {row.slot, row.position, path, row.position + 1};
+    u32 last = index;
     while (last + 1 < context.step->rows && context.rows[last + 1].slot == row.slot) ++last;
     const u32 end = context.rows[last].position + 1, window = task.param[8];
     const bool is_cut = window != 0 && row.position + window < end;
-    return {row.slot, row.position, is_cut ? row.position + window : end};
+    return {row.slot, row.position, path, is_cut ? row.position + window : end};
   }
 };
 

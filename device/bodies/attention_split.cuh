@@ -15,67 +15,72 @@ template <u32 D, u32 GROUP, u32 CACHE, bool EXTRAS = false, u32 TILES = 1>
 struct attention_split_of {
   using Whole = attention_of<D, GROUP, CACHE, EXTRAS, true, TILES>;
   using Place = typename Whole::Place;
-  using Scratch = typename Whole::Scratch;
   static_assert(kAttentionSpan % (kVirtualWarps * Whole::kChunk) == 0, "spans begin with warp 0");
 
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
-    Scratch& scratch = Whole::scratch_of(context);
-    const u32 rows = context.step->rows;
-    if (context.thread < rows) scratch.place[context.thread] = Place::of(task, context);
-    context.sync();
+    Whole::look_up(task, context, context.step->rows);
+    attend();
+  }
+
+  GPURT_FN static void attend() {
+    const AttentionShape& s = Whole::shape();
     u32 last = 0;  // span of the longest row
 #pragma unroll 1
-    for (u32 row = 0; row < rows; ++row)
-      last = max(last, scratch.place[row].position / kAttentionSpan);
-    if (task.tile[1] > last) return;  // all threads: nothing lies in its spans yet
+    for (u32 row = 0; row < s.rows; ++row)
+      last = max(last, Whole::place(row).position / kAttentionSpan);
+    if (s.split > last) return;  // all threads: nothing lies in its spans yet
 #pragma unroll 1
-    for (u32 first = 0; first < rows; first += Whole::kQueryRows) {
-      const u32 end = min(first + Whole::kQueryRows, rows);
-      Whole::make_vectors(task, context, first == 0 ? rows : 0, first, end - first);
-      context.sync();
-      u32 next = first;
+    for (u32 first = 0; first < s.rows; first = Whole::queries_end(first)) {
+      const u32 end = Whole::queries_end(first);
+      const u32 kv_rows = first == 0 && !Whole::kKeysAreThere ? s.rows : 0;
+      Whole::make_vectors(Crew::team(), kv_rows, first, end - first);
+      team_sync();
 #pragma unroll 1
-      for (u32 row = first; row < end; row = next) next = fold(task, context, row, first, end);
+      for (u32 row = first; row < end;) row = fold(row, first, end);
     }
   }
 
   // This task's spans of the tile that begins with `row`, all heads; the row behind the tile.
-  __device__ __noinline__ static u32 fold(const TaskRecord& task, const BodyContext& context,
-                                          u32 row, u32 first, u32 end) {
-    const AttentionTile whole = Whole::tile_at(task, context, row, end);
+  __device__ __noinline__ static u32 fold(u32 row, u32 first, u32 end) {
+    const AttentionTile whole = Whole::tile_at(row, end);
+    const AttentionShape& s = Whole::shape();
+    Waits waits = kNoWaits;
 #pragma unroll 1
-    for (u32 span = task.tile[1]; span * kAttentionSpan < whole.end; span += task.tile[2]) {
+    for (u32 span = s.split; span * kAttentionSpan < whole.end; span += s.splits) {
       AttentionTile tile = whole;
       tile.end = min(whole.end, (span + 1) * kAttentionSpan);
       if (tile.end <= tile.seen) continue;
 #pragma unroll 1
       for (tile.head = 0; tile.head < GROUP; tile.head += Whole::kHeads) {
-        tile.heads = min(Whole::kHeads, GROUP - tile.head);
-        Whole::fold(task, context, tile, first, span * kAttentionSpan);
-        context.sync();
-        leave(task, context, tile, span);
-        context.sync();
+        Whole::take_heads(tile, tile.head);
+        Whole::fold(tile, first, span * kAttentionSpan, waits);
+        team_sync();
+        leave(tile, span);
+        team_sync();
       }
     }
     return row + whole.rows;
   }
 
  private:
-  // Sums of a tile over a span, of rows that see some of it.
-  GPURT_FN static void leave(const TaskRecord& task, const BodyContext& context,
-                             const AttentionTile& tile, u32 span) {
-    const Scratch& scratch = Whole::scratch_of(context);
-    const AttentionSpans spans{task.param[1], task.param[14], GROUP, D};
+  // Sums of a tile over a span, of rows that see some of it. Trip counts are equal for a whole
+  // warp.
+  GPURT_FN static void leave(const AttentionTile& tile, u32 span) {
+    const AttentionShape& s = Whole::shape();
+    const AttentionSpans spans{s.kv_heads, s.spans, GROUP, D};
     constexpr u32 kFours = D / 4;
+    const u32 jobs = tile.columns() * kFours, lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (u32 at = context.thread; at < tile.columns() * kFours; at += context.team_threads) {
+    for (u32 base = threadIdx.x - lane; base < jobs; base += kTeamThreads) {
+      const u32 at = min(base + lane, jobs - 1);
       const u32 column = at / kFours, row = tile.row_of(column), four = at % kFours;
-      const Place& place = scratch.place[row];
-      const u32 end = min(place.end(), tile.end);
-      if (end <= span * kAttentionSpan || end <= Whole::seen_from(task, place)) continue;
       f32 out[4], top;
-      const f32 total = Whole::merge_sums(scratch, column, four, out, top);
-      f32* to = arg<f32>(task, 8) + spans.word(row, task.tile[0], span, tile.head_of(column));
+      const f32 total = Whole::merge_sums(column, four, out, top);
+      const Place& place = Whole::place(row);
+      const u32 end = min(place.end(), tile.end);
+      if (base + lane >= jobs || end <= span * kAttentionSpan || end <= Whole::seen_from(place))
+        continue;
+      f32* to = s.partials + spans.word(row, s.kv_head, span, tile.head_of(column));
       *reinterpret_cast<float4*>(to + four * 4) = make_float4(out[0], out[1], out[2], out[3]);
       if (four == 0) to[D] = top, to[D + 1] = total;
     }

@@ -6,7 +6,7 @@
 // of virtual warps, so that sums hang on positions alone: not on the rows beside, the context, the
 // team or the worker.
 #pragma once
-#include "attention_place.cuh"
+#include "attention_shape.cuh"
 #include "elements.cuh"
 
 namespace gpurt {
@@ -62,11 +62,12 @@ struct AttentionCache {
   u32 page_bytes;      // from one page to the next
   u32 page_log2;       // positions a page
   u32 pages_per_slot;  // of a ring
-  Branch branch;       // whose positions may lie elsewhere
+  u32 pages_inverse;
+  Branch branch;  // whose positions may lie elsewhere
 
   GPURT_FN u32 page(u32 position) const {
     const u32 at = position >> page_log2;
-    return pages[RING ? at % pages_per_slot : at];
+    return pages[RING ? at - divided(at, pages_inverse) * pages_per_slot : at];
   }
   GPURT_FN u64 key(u32 page, u32 position) const {
     const u32 offset = position & ((1u << page_log2) - 1);

@@ -85,9 +85,9 @@ struct Elements<kE4m3> {
 };
 
 // Eight floats at `from` (32-byte aligned), polled if `payload`. All lanes of a warp, converged.
-GPURT_FN void load8(const f32* from, bool payload, const BodyContext& context, f32 (&x)[8]) {
+GPURT_FN void load8(const f32* from, bool payload, f32 (&x)[8]) {
   uint4 low, high;
-  load_granules(reinterpret_cast<u64>(from), payload, context, low, high);
+  load_granules(reinterpret_cast<u64>(from), payload, low, high);
   x[0] = __uint_as_float(low.x), x[1] = __uint_as_float(low.y);
   x[2] = __uint_as_float(low.z), x[3] = __uint_as_float(low.w);
   x[4] = __uint_as_float(high.x), x[5] = __uint_as_float(high.y);

@@ -112,6 +112,9 @@ inline int __popc(unsigned v) {
 inline int __ffs(int v) {
   return __builtin_ffs(v);
 }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>((static_cast<unsigned long long>(a) * b) >> 32);
+}
 inline int __clz(int v) {
   return v == 0 ? 32 : __builtin_clz(static_cast<unsigned>(v));
 }

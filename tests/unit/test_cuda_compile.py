@@ -44,7 +44,7 @@ MUSE_BODIES = (
 DRAFT_BODIES = ("draft_rows", "block_conv", "candidates", "draft_walk")
 # What the loop over positions needs not is put away around it, once a tile; with heads of 128
 # elements, some of it in the loop.
-FOLD_SPILLS = 288
+FOLD_SPILLS = 208
 SMALL = 'extern "C" __global__ void small(int* p) { p[0] = 1; }'
 
 
@@ -81,13 +81,15 @@ def test_every_body_compiles_within_its_registers_and_without_spills_where_hot(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-def test_the_loop_over_an_8_bit_cache_spills_a_few_words_a_tile(arch: str) -> None:
-    generated = one_task.headers("attention", "attention_of<64, 8, 9, true>", 16)
-    made = compile_source(one_task.RUNNER, arch, headers=generated, name="runner.cu")
-    # The loop over positions. make_vectors, once a row, spills a few words whatever the cache.
-    loops = [r for r in made.resources if "6attend" in r.name]
-    assert loops, [r.name for r in made.resources]
-    assert all(r.spill_store_bytes <= FOLD_SPILLS for r in loops), loops
+def test_attention_with_heads_of_64_hardly_spills(arch: str) -> None:
+    for struct in ("attention_of<64, 8, 9, true>", "attention_of<64, 3, 2>"):
+        headers = one_task.headers("attention", struct, 16)
+        made = compile_source(one_task.RUNNER, arch, headers=headers, name="runner.cu")
+        for part in ("9fold_tile", "12make_vectors", "10merge_tile"):
+            functions = [r for r in made.resources if part in r.name]
+            assert functions, [r.name for r in made.resources]
+            # A few words around the loop over positions.
+            assert all(r.spill_store_bytes <= 24 for r in functions), functions
 
 
 def test_the_ring_takes_what_shared_memory_leaves() -> None:
@@ -128,16 +130,16 @@ def test_every_body_of_muse_spark_and_its_drafter_compiles(arch: str, team: int)
     assert code.compiled.function("gpurt_persistent").registers <= (96 if team == 16 else 255)
     # Words of a loop's own state, stored once a task: none inside the loop over stages. How many
     # sm_100a has hangs on bodies that the loop never calls.
-    most = {"matvec": 0, "expert_matvec": 16} if arch == "sm_90a" else {}
+    most = {"matvec": 28, "expert_matvec": 16} if arch == "sm_90a" else {}
     for way in range(2):
         for name in ("matvec", "expert_matvec"):
             hot = code.compiled.function(f"hot_loopINS_{len(name)}{name}ELj{way}E")
             assert hot.spill_store_bytes <= most.get(name, 32), hot
     for name in ("route", "gated_residual", "combine", "embed", *DRAFT_BODIES):
         called = code.compiled.function(f"call_bodyINS_{len(name)}{name}")
-        # A gate holds a row in registers: five words too many, none in a loop. A lane of route
+        # A gate holds a row in registers: ten words too many, none in a loop. A lane of route
         # keeps eight logits over its choice.
-        allowed = {"gated_residual": 20, "route": 32}.get(name, 0)
+        allowed = {"gated_residual": 40, "route": 32}.get(name, 0)
         assert called.spill_store_bytes <= allowed, called
 
 

@@ -6,6 +6,7 @@ and has no link in it: the record says which. NCCL is measured beside on two.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache, partial
 
@@ -24,7 +25,9 @@ RANKS = 2
 NCCL = "NCCL in a CUDA graph, two GPUs"
 COUNT = 64  # all-reduces one after another in a step
 STEPS = 16
-STREAM_K = 2048  # of the matrix beside each: 8.4 MB, about 2 us of memory
+# Rows and columns of the matrix beside each: 8.2 MB, about 2 us of memory, by 100 tasks: as of the
+# prototype, other SMs stream it than those that sum.
+STREAM = 1600, 2560
 # Bytes of a rank's part, and what the bare prototype took on two H200s: idle, and under load.
 SIZES: dict[str, tuple[int, float | None, float | None]] = {
     "8B": (8, None, None),
@@ -44,9 +47,11 @@ def rank_cases() -> list[Case]:
     return [*idle, *loaded]
 
 
-def sums(rank: int, ranks: int, *, count: int, floats: int, stream_k: int = 0) -> Graph:
-    """`count` all-reduces, each of the sum of the one before. stream_k: beside each a matrix of so
-    many rows and columns is streamed that nobody waits for.
+def sums(
+    rank: int, ranks: int, *, count: int, floats: int, stream_rows: int = 0, stream_k: int = 0
+) -> Graph:
+    """`count` all-reduces, each of the sum of the one before. stream_rows, stream_k: beside each a
+    matrix of so many rows and columns is streamed that nobody waits for.
     """
     graph = Graph(f"{count} sums", rank=rank, rank_count=ranks)
     part: Buffer = graph.input("x", [1, floats], "f32")
@@ -54,8 +59,8 @@ def sums(rank: int, ranks: int, *, count: int, floats: int, stream_k: int = 0) -
     for number in range(count):
         with graph.at(f"sums[{number}]", layer=number):
             if x is not None:
-                w = graph.weight(f"w[{number}]", [stream_k, stream_k], "bf16", graphs.pending)
-                z = graph.activation(f"z[{number}]", [1, stream_k], "bf16")
+                w = graph.weight(f"w[{number}]", [stream_rows, stream_k], "bf16", graphs.pending)
+                z = graph.activation(f"z[{number}]", [1, stream_rows], "bf16")
                 matvec(graph, x, w, z, name="beside")
             make = graph.output if number == count - 1 else graph.activation
             y = make("y" if number == count - 1 else f"y[{number}]", [1, floats], "f32")
@@ -93,16 +98,18 @@ class Sums(Steps):
 
 def _case(name: str, size_bytes: int, prototype: float | None, loaded: bool) -> Case:
     def make(small: bool) -> Workload:
-        count, k = (3, 64) if small else (COUNT, STREAM_K)
-        shape = {"count": count, "floats": size_bytes // 4, "stream_k": k if loaded else 0}
+        count, (rows, k) = (3, (64, 64)) if small else (COUNT, STREAM)
+        shape = {"count": count, "floats": size_bytes // 4}
+        if loaded:
+            shape |= {"stream_rows": rows, "stream_k": k}
         return Workload(
             graph=cache(lambda: group([sums(rank, RANKS, **shape) for rank in range(RANKS)])),
-            bytes_moved=lambda: 2 * shape["stream_k"] ** 2,
+            bytes_moved=lambda: 2 * rows * k if loaded else 0,
             step={"steps": STEPS, **shape},
             per=count,
         )
 
-    beside = f" beside {2 * STREAM_K**2 / 1e6:.2g} MB of weights streamed" if loaded else ""
+    beside = f" beside {2 * math.prod(STREAM) / 1e6:.2g} MB of weights streamed" if loaded else ""
     return Case(
         name=f"allreduce-{name}{'-load' if loaded else ''}",
         measures=f"an all-reduce of {size_bytes} bytes over {RANKS} ranks{beside}, in a chain",

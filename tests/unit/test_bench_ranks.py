@@ -52,7 +52,7 @@ def test_one_device_is_looped_back_and_says_so(monkeypatch):
 
 
 def test_an_all_reduce_sends_the_bytes_of_its_name():
-    made = plan(sums(0, 2, count=4, floats=8192, stream_k=64), GPU, edges="auto")
+    made = plan(sums(0, 2, count=4, floats=8192, stream_rows=64, stream_k=64), GPU, edges="auto")
     assert sum(sent_bytes(made, task) for task in made.tasks) == 4 * (32 << 10)
     assert any(task.stream for task in made.tasks)
 

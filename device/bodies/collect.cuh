@@ -1,4 +1,5 @@
-// collect on the GPU: the sum of all ranks' parts, in rank order.
+// collect on the GPU: the sum of all ranks' parts, in rank order. Where it is but a part of a next
+// sum, four more parameters say where it goes on all ranks, as of a matvec (published.cuh).
 #pragma once
 #include "publish.cuh"
 #include "slots.cuh"
@@ -8,7 +9,9 @@ namespace gpurt {
 struct collect {
   // Four columns a thread where rows are made of whole fours.
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
-    if (task.param[0] % 4 == 0 && task.param[4] % 4 == 0) {
+    const u32* published = task.param + kYRanks;
+    if (task.param[0] % 4 == 0 && task.param[4] % 4 == 0 && published[1] % 4 == 0 &&
+        published[2] % 4 == 0) {
       add_up<float4>(task, context);
     } else {
       add_up<f32>(task, context);
@@ -16,14 +19,19 @@ struct collect {
   }
 
  private:
+  static constexpr u32 kYRanks = 5;
+
   template <class Piece>
   GPURT_FN static void add_up(const TaskRecord& task, const BodyContext& context) {
     constexpr u32 kSize = sizeof(Piece) / sizeof(f32);
+    constexpr u32 kAtOnce = kSize == 1 ? 2 : 8;  // narrow rows are rare
     const u32 width = task.param[0] / kSize, per_row = task.param[2];
     const u32 stride = task.param[4] / kSize;
     const u64 slot = u64(stride) * context.step->rows_capacity * per_row;
     const SlotsOf<Piece> slots{context.address<const Piece>(task, 0), slot, stride, task.param[1]};
     Piece* y = context.address<Piece>(task, 1);
+    const u32 copies = task.param[kYRanks], y_stride = task.param[kYRanks + 1] / kSize;
+    const u32 y_slot = task.param[kYRanks + 2] / kSize;
     const Piece* residual = context.address<const Piece>(task, 2);
     const u32 rows = publish::value_rows(context, per_row, task.param[3] != 0);
     const u32 begin = task.tile[0] / kSize, columns = task.tile[1] / kSize - begin;
@@ -33,9 +41,13 @@ struct collect {
       Piece behind{};
       if (residual != nullptr)
         behind = whole_piece(load_piece(residual + place), residual + place, polls_input(task, 2));
-      const Piece sum = slots_piece<8>(slots, row, column, residual == nullptr ? nullptr : &behind,
-                                       polls_input(task, 0));
-      store_piece(y + place, sum, arms_output(task, 1));
+      const Piece sum = slots_piece<kAtOnce>(
+          slots, row, column, residual == nullptr ? nullptr : &behind, polls_input(task, 0));
+      if (copies == 0) store_piece(y + place, sum, arms_output(task, 1));
+#pragma unroll 1
+      for (u32 rank = 0; rank < copies; ++rank)
+        store_piece(publish::my_slot(context, y, rank, y_slot) + u64(row) * y_stride + column, sum,
+                    arms_output(task, 1));
     }
   }
 };

@@ -18,6 +18,9 @@ GPURT_FN void add_piece(float4& sum, const float4& value) {
 template <u32 AT_ONCE, class Piece>
 GPURT_FN Piece slots_piece(const SlotsOf<Piece>& slots, u32 index, u32 i, const Piece* first,
                            bool payload) {
+  if constexpr (AT_ONCE > 2) {  // a look at eight of two would be four at each
+    if (slots.ranks <= 2) return slots_piece<2>(slots, index, i, first, payload);
+  }
   const Piece* from = slots.row(0, index) + i;
   Piece total{};
   if (first != nullptr) total = *first;

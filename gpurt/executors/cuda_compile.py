@@ -35,7 +35,7 @@ BUILT_IN = (
     *("attention_merge", "attention_commit", "attention_rows"),
 )
 # Those that can store on all ranks in any kernel.
-PUBLISHERS = ("publish", "reduce", "reduce_squares", "combine_columns")
+PUBLISHERS = ("publish", "collect", "reduce", "reduce_squares", "combine_columns")
 ATTENTIONS = ("attention", "attention_rows")  # whose instances are chosen for a plan
 SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes of device/shared_memory.cuh, by team
 SLOT_BYTES = 3072  # slots and barriers there, rounded up

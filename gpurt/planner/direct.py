@@ -15,6 +15,7 @@ from gpurt.body import Target
 from gpurt.graph import Graph, Operator
 
 _COLUMNS = 8  # rows of parts are made of whole pairs of granules, wherever they lie
+_BY_WORD = ("collect",)  # bodies that store a word at a time where they are not
 
 
 def directed(graph: Graph, target: Target, left_out: set[int]) -> tuple[Graph, set[int]]:
@@ -59,7 +60,7 @@ def _may_publish(maker: Operator, publish: Operator) -> bool:
         and region.bounds == region.buffer.whole.bounds
         and region.buffer.role == "activation"
         and region.buffer.dtype.name == "f32"
-        and width % _COLUMNS == 0
+        and (maker.body.name in _BY_WORD or width % _COLUMNS == 0)
         and maker.body.published(maker, width if publish.params["scatter"] else 0)
     )
 

@@ -1,5 +1,7 @@
 """collect: y = the residual, if there is one, and all ranks' parts, added in rank order. The second
 half of an all-reduce; publish.py is the first, and the order is that of the additions.
+
+On the GPU it may store y on all ranks itself, where it is only a part of the next sum.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
-from gpurt.graphs.ops.publish import slots_stride, tile_columns, value_rows
+from gpurt.graphs.ops.publish import (
+    NOT_PUBLISHED,
+    published_columns,
+    slots_stride,
+    tile_columns,
+    value_rows,
+)
 from gpurt.graphs.ops.regions import array_of, columns, region_of, required
 
 if TYPE_CHECKING:
@@ -46,6 +54,7 @@ def collect(
         per_row=per_row,
         sampled=int(sampled),
         stride=slots_stride(slots),
+        **NOT_PUBLISHED,
     )
 
 
@@ -60,7 +69,8 @@ def tile_collect(op: Operator, target: Target) -> list[Tile]:
         reads = tuple(
             columns(op.args[n], begin, end) for n in ("slots", "residual") if n in op.args
         )
-        writes = (columns(op.args["y"], begin, end),)
+        y, published = op.args["y"], op.params["y_ranks"]
+        writes = published_columns(op, y, begin, end) if published else (columns(y, begin, end),)
         tiles.append(Tile((begin, end, 0, 0), reads, writes, cost_bytes=4 * size))
     return tiles
 
@@ -86,10 +96,11 @@ def collect_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: St
 COLLECT = Body(
     name="collect",
     args=(Arg("slots", "r"), Arg("y", "w"), Arg("residual", "r", optional=True)),
-    params=("width", "ranks", "per_row", "sampled", "stride"),
+    params=("width", "ranks", "per_row", "sampled", "stride", *NOT_PUBLISHED),
     tile=tile_collect,
     reference=collect_reference,
     ranks=True,
     payload=True,
     payload_words=True,
+    published=lambda _, share: share == 0,
 )

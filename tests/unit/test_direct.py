@@ -63,6 +63,31 @@ def test_a_part_of_a_sum_goes_to_the_slots_or_shares_of_it(first_form_bytes, mon
     check_group([plan(reduced(rank), CUDA, edges="auto") for rank in range(8)])
 
 
+@pytest.mark.parametrize(("width", "is_read"), [(64, True), (64, False), (6, False)])
+def test_a_sum_that_only_a_next_one_adds_goes_to_all_ranks_itself(width, is_read):
+    graphs = [chained(rank, width, is_read) for rank in range(2)]
+    made = [plan(graph, CUDA, edges="auto") for graph in graphs]
+    check_group(made)
+    publishes = {task.op for task in made[0].tasks if task.body == "publish"}
+    assert len(publishes) == 1 + is_read  # of x, and of what `more` reads
+    ends = {e.producer_op: e.consumer_op for e in made[0].edges if e.kind == "payload"}
+    sums = [i for i, op in enumerate(made[0].operators) if op.body == "collect"]
+    assert ends[sums[0]] == sums[1]
+    assert (ends[sums[1]] == sums[2]) == (not is_read)
+    assert sum(sent_bytes(made[0], task) for task in made[0].tasks) == 4 * 3 * 3 * width
+
+
+def chained(rank, width, is_read):
+    """Three sums. is_read: the second one also by another operator."""
+    graph = Graph("chained", rows=3, rank=rank, rank_count=2)
+    first = all_reduce(graph, graph.input("x", [3, width], "f32"), 2)
+    second = all_reduce(graph, first, 2)
+    all_reduce(graph, second, 2)
+    if is_read:
+        product(graph, second, "more", 16)
+    return graph
+
+
 @pytest.mark.parametrize(
     ("graph", "why"),
     [

@@ -226,7 +226,8 @@ __device__ __noinline__ bool decide_by_warp(const Slot& slot) {
   if (opens) store_relaxed(&cursor.tail, u64{tasks});
   fence_acq_rel_gpu();
   if (opens) store_relaxed(&cursor.head, dynamic_head(slot.round, tasks));
-  signal_all(slot, true);  // what experts wait for comes before what is absent
+  // What experts wait for comes before what is absent.
+  signal_all(slot, true);
   if (live == decision.slots) return true;  // none is absent
   const Absent* absents = at<const Absent>(program.absents) + decision.absent_begin;
   const CounterInfo* infos = at<const CounterInfo>(program.counter_infos);

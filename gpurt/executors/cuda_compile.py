@@ -21,6 +21,7 @@ from gpurt.body import STAGE_BYTES, Body, Param, Target
 from gpurt.errors import CacheWarning, DeviceError, GraphError
 from gpurt.plan import TASK_OWN_ROWS, TASK_RING, Plan, PlanTask
 from gpurt.source import source_dir
+from gpurt.wire import DTypeCode
 
 GENERATED = "bodies.gen.cuh"
 KERNEL_SOURCE = "persistent.cu"
@@ -41,6 +42,7 @@ SCRATCH_BYTES = {16: 32768, 1: 65536}  # kScratchBytes of device/shared_memory.c
 SLOT_BYTES = 3072  # slots and barriers there, rounded up
 STAGES_MAX = 16
 _SPANS = 14  # attention's parameter
+_X_DTYPE = 6  # matvec's
 PAGE_MIN = 16  # positions: attention's largest chunk
 # fmad=false: a body writes its multiply-adds out, so that no instance of a template and no
 # compiler version fuses other pairs than another.
@@ -254,7 +256,7 @@ def _features(plan: Plan) -> list[str]:
             t.body == "matvec" and any(p != 0 for p in t.params[15:16]) for t in tasks
         ),
         "GPURT_MATVEC_SHARES": any(
-            t.body == "matvec" and _shares_activations(plan, t) for t in tasks
+            t.body == "matvec" and _shares_activations(plan.rows, t) for t in tasks
         ),
         "GPURT_RANKS": any(b.memory == "symmetric_payload" for b in plan.buffers),
         "GPURT_OWN_ROWS": any(t.flags & TASK_OWN_ROWS for t in tasks),
@@ -264,12 +266,11 @@ def _features(plan: Plan) -> list[str]:
     return [f"#define {name} 1" for name, wanted in found.items() if wanted]
 
 
-def _shares_activations(plan: Plan, task: PlanTask) -> bool:
+def _shares_activations(step_rows: int, task: PlanTask) -> bool:
     """Whether device/bodies/matvec.cuh takes the task by the way of warps that share x."""
-    x, _, norm = task.addr[:3]
     rows = task.coords[1] - task.coords[0]
-    is_f32 = x is not None and plan.buffers[x[0]].dtype == "f32"
-    return plan.rows > 8 and is_f32 and norm is None and 48 < rows <= 64
+    is_f32 = task.params[_X_DTYPE] != DTypeCode.BF16
+    return step_rows > 8 and is_f32 and task.addr[2] is None and 48 < rows <= 64
 
 
 def _attention_struct(plan: Plan, body: str) -> list[str]:

@@ -66,12 +66,15 @@ GPURT_FN f32 whole_word(f32 word, const f32* from, bool payload) {
   return payload && __float_as_uint(word) == kPayloadSentinel ? wait_word(from) : word;
 }
 
+GPURT_FN float4 float4_of(const uint4& v) {
+  return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                     __uint_as_float(v.w));
+}
+
 // Pieces of arguments that may be payload, in bodies that move four floats a thread, or one where
 // rows are not made of fours: then each word is a flag of its own. Any lanes.
 GPURT_FN float4 load_piece(const float4* from) {
-  const uint4 v = ld_relaxed_b128(reinterpret_cast<u64>(from));
-  return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                     __uint_as_float(v.w));
+  return float4_of(ld_relaxed_b128(reinterpret_cast<u64>(from)));
 }
 GPURT_FN f32 load_piece(const f32* from) {
   return load_word(from);
@@ -86,9 +89,7 @@ GPURT_FN bool is_missing(f32 v) {
 // What load_piece() gave, once it is there. payload: whether it had to be waited for.
 GPURT_FN float4 whole_piece(const float4& piece, const float4* from, bool payload) {
   if (!payload || !is_missing(piece)) return piece;
-  const uint4 v = wait_granule(reinterpret_cast<u64>(from));
-  return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                     __uint_as_float(v.w));
+  return float4_of(wait_granule(reinterpret_cast<u64>(from)));
 }
 GPURT_FN f32 whole_piece(f32 piece, const f32* from, bool payload) {
   return whole_word(piece, from, payload);

@@ -8,6 +8,7 @@
 // Rounded to bf16; with a norm, first multiplied by its weights, and a pair's squares are summed
 // granule by granule, then in one tree: the same bits in all variants.
 #pragma once
+#include "../payload.cuh"
 #include "expert_units.cuh"
 
 namespace gpurt {
@@ -132,11 +133,6 @@ struct ExpertActivations<2> {
       pairs[0][2 * i] = __shfl_sync(~0u, low, from + i);
       pairs[0][2 * i + 1] = __shfl_sync(~0u, high, from + i);
     }
-  }
-
-  GPURT_FN static float4 float4_of(const uint4& v) {
-    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                       __uint_as_float(v.w));
   }
 
   u64 row;

@@ -293,11 +293,6 @@ struct ExpertFew : ExpertTask {
     for (u32 copy = 1; copy < to.copies; ++copy)
       st_relaxed_u32(to.first + bytes + Copies::offset_of(task.param + kYRanks, copy), bits);
   }
-
-  GPURT_FN static float4 float4_of(const uint4& v) {
-    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                       __uint_as_float(v.w));
-  }
 };
 
 }  // namespace gpurt

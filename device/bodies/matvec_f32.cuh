@@ -118,8 +118,7 @@ struct matvec_f32 {
 #pragma unroll
       for (u32 i = 0; i < kKept; ++i) {
         if (first + i * kStride >= granules) break;
-        const float4 in = make_float4(__uint_as_float(x[i].x), __uint_as_float(x[i].y),
-                                      __uint_as_float(x[i].z), __uint_as_float(x[i].w));
+        const float4 in = float4_of(x[i]);
         squares = RowNorm::add4(in, squares);
 #pragma unroll
         for (u32 o = 0; o < kOutputs; ++o) sum[o] = dot4(weights.w[i][o], in, sum[o]);

@@ -6,6 +6,13 @@
 #pragma once
 #include "types.hpp"
 
+// Whether the architecture has the products of four warps, wgmma: only sm_90a.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define GPURT_WGMMA 1
+#else
+#define GPURT_WGMMA 0
+#endif
+
 // 1 if ranks of the plan exchange payload: the generated bodies.gen.cuh says so. A granule's other
 // side may then be another GPU.
 #ifndef GPURT_RANKS
@@ -35,6 +42,10 @@ GPURT_FN void pin(u64& value) {
 // ---- mbarriers -------------------------------------------------------------------------------
 GPURT_FN void mbarrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Before its memory is anything else: the hardware keeps state of an mbarrier beside the memory.
+GPURT_FN void mbarrier_inval(u32 barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 // After the inits, before the team barrier: the async proxy may complete a barrier only once it
 // sees it initialised.
@@ -119,10 +130,15 @@ GPURT_FN void copies_wait() {
 GPURT_FN void mbarrier_arrive_after_copies(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
+// Also by who wrote operands of warps_mma, before the barrier behind which they are read.
 // By every lane that read a stage, before the stage is released to the next bulk copy. Without it
 // the copy overwrote a stage that was still being read, once in some hundred launches.
 GPURT_FN void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// By who copies what other blocks stored in this launch, between the wait for them and the copy.
+GPURT_FN void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // Between two accesses of one thread: together with relaxed accesses a release or an acquire.
@@ -190,6 +206,17 @@ GPURT_FN uint4 ld_shared_b128(u32 from) {
   return v;
 }
 
+// Four matrices of 8 x 8 elements of 16 bits; lane i names row i % 8 of matrix i / 8. Lane (g, c)
+// gets elements 2c and 2c + 1 of row g of each.
+GPURT_FN uint4 ld_shared_matrices(u32 row) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(row)
+               : "memory");
+  return v;
+}
+
 GPURT_FN void st_shared_b128(u32 to, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)
@@ -252,6 +279,42 @@ GPURT_FN void mma_m16n8k16_bf16(f32 (&d)[4], const uint4& a, u32 b0, u32 b1) {
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+// The same in products of four warps, 64 x 32 and k = 16: a warp has 16 rows of a, and sums, as
+// above; b lies in shared memory. Bits are those of mma.sync (tools/LOG.md). Asynchronous:
+// registers of d and a belong to it from warps_mma_begin() to warps_mma_wait(), and what is done
+// with d stays outside by naming it there.
+GPURT_FN void pin(f32 (&d)[4][4]) {
+  asm volatile(""
+               : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]),
+                 "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]),
+                 "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]),
+                 "+f"(d[3][3])::"memory");
+}
+GPURT_FN void warps_mma_begin(f32 (&first)[4][4], f32 (&second)[4][4]) {
+  pin(first), pin(second);
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+GPURT_FN void warps_mma_wait(f32 (&first)[4][4], f32 (&second)[4][4]) {
+  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+  pin(first), pin(second);
+}
+// b for it: cores of 8 step rows x 8 columns, 128 bytes; how far the next 8 columns lie, and rows.
+GPURT_FN u64 warps_mma_operand(u32 at, u32 columns_apart, u32 rows_apart) {
+  const u32 low = (at & 0x3FFFF) >> 4 | (columns_apart >> 4) << 16;
+  return u64{rows_apart >> 4} << 32 | low;
+}
+GPURT_FN void warps_mma_m64n32k16_bf16(f32 (&d)[4][4], const uint4& a, u64 b) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+        "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b)
+      : "memory");
 }
 // Transposes an 8 x 8 matrix of 16-bit elements; lane (g, c) holds 2c and 2c + 1 of row g.
 GPURT_FN u32 movmatrix_trans(u32 pair) {

@@ -2,9 +2,10 @@
 //
 //   slot -> [gate of a new step, counter edges: one thread, then team barrier] -> body -> done
 //
-// The hot loop is a function of its own that keeps four words and nothing else over a task. For a
-// body that is not hot it returns, and run_cold is called from the kernel: nothing of the loop is
-// live over a cold body, so no cold body's registers make the loop spill.
+// The hot loop is a function of its own (one with wgmma a part of the kernel, see InKernel) that
+// keeps four words and nothing else over a task. For a body that is not hot it returns, and
+// run_cold is called from the kernel: nothing of the loop is live over a cold body, so no cold
+// body's registers make the loop spill.
 // All warps take the same way through all barriers. So what decides about a barrier is never a word
 // that another thread may change meanwhile: whether a task is skipped is written into its slot by
 // the one thread that waited, before the barrier after that wait.
@@ -107,7 +108,7 @@ __device__ __noinline__ TeamState open_slot(TeamState state) {
 
 // The slot that was opened, then all that follow the same way in the same step.
 template <class Body, u32 WAY>
-__device__ __noinline__ TeamState hot_loop(TeamState state) {
+GPURT_FN TeamState run_hot_tasks(TeamState state) {
   StageCursor cursor{state.cursor & 0xFF, state.cursor >> 8 & 1};
   u32 half = state.cursor >> 9 & 1, turn = state.turn;
   // Which way a task goes may hang on the expert's users: known only once its edges are met.
@@ -140,6 +141,11 @@ __device__ __noinline__ TeamState hot_loop(TeamState state) {
   return {turn, state.step, pack_cursor(cursor, half), 0};
 }
 
+template <class Body, u32 WAY>
+__device__ __noinline__ TeamState hot_loop(TeamState state) {
+  return run_hot_tasks<Body, WAY>(state);
+}
+
 // Out of line: its registers are not those of the loop over all tasks.
 __device__ __noinline__ void run_advance(u32 turn) {
   // A step that failed is never harvested: its tokens are not what the model said.
@@ -160,11 +166,20 @@ GPURT_FN void run_cold(u32 turn) {
   finish_slot(turn);
 }
 
+// Whether a body's loop must be part of the kernel: ptxas waits for each single wgmma of a function
+// that is called.
+template <class Body>
+concept InKernel = requires { requires Body::kInKernel; };
+
 struct HotLoops {
   TeamState state;
   template <class Body, u32 WAY>
   GPURT_FN void run() {
-    state = hot_loop<Body, WAY>(state);
+    if constexpr (InKernel<Body>) {
+      state = run_hot_tasks<Body, WAY>(state);
+    } else {
+      state = hot_loop<Body, WAY>(state);
+    }
   }
 };
 

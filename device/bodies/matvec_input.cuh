@@ -14,6 +14,7 @@ struct matvec_input {
   static constexpr u32 kRowTiles = 10;  // parameter: of a packed tile of W
   static constexpr u32 kSizes = 5;      // of packed tiles: 1, 2, 4, 8, 16
   static constexpr u32 kRows = kMatvecRowTile;
+  static constexpr u32 kTiles = 16;  // of as many rows in a block
 
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     if (task.param[MatvecTask::kXDtype] == kBf16) return run_of<kBf16>(task, context);
@@ -59,7 +60,8 @@ struct matvec_input {
     using Activations = MatvecActivations<X, kRows, true>;
     const u32 k = task.param[MatvecTask::kK], lane = context.thread % 32;
     const u64 from = reinterpret_cast<u64>(context.address<const u8>(task, kArgX));
-    uint4* to = arg<uint4>(task, kArgY) + u64{task.tile[0]} * ((k + 63) / 64) * 64 + lane;
+    const u32 block = task.tile[0] / kTiles, tile = task.tile[0] % kTiles;
+    u32* to = arg<u32>(task, kArgY) + (u64{block} * ((k + 63) / 64) * kTiles + tile) * 256 + lane;
 #pragma unroll 1
     for (u32 v = context.thread / 32; v < groups; v += kTeamWarps) {
       Activations x;
@@ -72,8 +74,8 @@ struct matvec_input {
         if ((task.payload_mask >> kArgX & 1) != 0) x.wait(0, 0);
         x.convert(0, 0, task.addr[kArgNorm], pair, squares);
         x.advance(groups);
-        to[chunk * 64] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-        to[chunk * 64 + 32] = make_uint4(pair[4], pair[5], pair[6], pair[7]);
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) to[chunk * kTiles * 256 + i * 32] = pair[i];
       }
       MatvecTask::store_squares(shared_address(half.squares), v, Activations::sum_squares(squares));
     }

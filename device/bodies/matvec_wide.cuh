@@ -13,10 +13,13 @@
 // (kTaskRing): the team copies chunks of W and of x there itself, kDepth of them at a time, since
 // copies of 2 KB are too many for the loader's one lane.
 //
-//   warp (tile, quarter) = 16 rows of W by 32 step rows
-//   stage of 64 columns  = 4 units of W of 2 KB, 16 of x of 1 KB
+//   warp (tile, quarter) = 16 rows of W by 32 step rows; four warps of a quarter, a wgmma of 64 x
+//   32 stage of 64 columns  = 4 units of W of 2 KB, 16 of x of 1 KB
 //
-// Floor of a chunk and SM: 256 mma; 96 KB from shared memory (770 cycles); 24 KB from L2.
+// W's units are wgmma's A in registers, x's cores its B in shared memory, and its sums have the
+// bits of mma.sync (tools/LOG.md), which other architectures and teams of one warp use.
+// Floor of a chunk and SM: 256 cycles of wgmma; 72 KB through shared memory's port (576 cycles: W
+// once for each quarter, x once, and both on their way in); 24 KB from L2 (400 to 560).
 #pragma once
 #include "matvec_input.cuh"
 #include "ring_body.cuh"
@@ -30,12 +33,16 @@ struct matvec_wide : RingBody<matvec_wide> {
   static constexpr u32 kStepTiles = 16;  // of 8 step rows
   static constexpr u32 kOwn = 4;         // of them, a warp's
   static constexpr u32 kUnitW = 2048, kUnitX = 1024;
+  static constexpr u32 kCoreX = 128;  // 8 step rows x 8 columns
+  static constexpr bool kByFour = GPURT_WGMMA != 0 && kTeamWarps >= kTiles;  // warps, by wgmma
+  static constexpr bool kInKernel = kByFour;                                 // scheduler/team.cuh
   static constexpr u32 kStage = kTiles * kUnitW + kStepTiles * kUnitX;
   // A number for each output: of chains that are done. There are two such places, in the scratch
   // and behind the stages.
   static constexpr u32 kParked = kTiles * 16 * kStepTiles * 8 * 4;
   static constexpr u32 kDepth = (kRingBytes - kParked) / kStage;
-  static_assert(kDepth >= 2 && kParked <= kScratchBytes);
+  static_assert(kDepth >= 3 && kParked <= kScratchBytes);
+  static_assert(kDepth * (kStage + 16) + kParked <= kRingBytes);
 
   // What all lanes share.
   struct Job {
@@ -45,13 +52,18 @@ struct matvec_wide : RingBody<matvec_wide> {
     u64 w, x;
   };
 
+  GPURT_FN static u32 of_chain_log2(const Job& job) {
+    return job.groups < 4 ? 0 : 2 - job.size_log2;
+  }
+
   // Chunks as they are taken: group by group, chain by chain.
   struct Order {
     u32 at, chunk;  // number of the group in this order
 
     GPURT_FN static u32 group(const Job& job, u32 at) {
-      const u32 of_chain = job.groups / 4;
-      return job.groups < 4 ? at : at % of_chain * 4 + at / of_chain;
+      if (job.groups < 4) return at;
+      const u32 log2 = of_chain_log2(job);
+      return (at & ((1u << log2) - 1)) * 4 + (at >> log2);
     }
     GPURT_FN void advance(const Job& job) {
       chunk += job.groups;
@@ -86,78 +98,167 @@ struct matvec_wide : RingBody<matvec_wide> {
     job.first = tile - begin;
     job.size_log2 = 31 - __clz(static_cast<i32>(size));
     job.w = task.addr[T::kArgW] + u64{begin} * job.chunks * kUnitW;
-    job.x = task.addr[T::kArgX] + u64{task.tile[2] / 8} * job.chunks * kUnitX;
+    job.x = task.addr[T::kArgX] + u64{task.tile[2] / 8} * job.chunks * kUnitX;  // whole blocks
     return job;
   }
 
-  // A chunk on its way into a stage: 16 bytes a thread and copy.
-  GPURT_FN static void fetch(const Job& job, u32 chunk, u32 stage) {
-    constexpr u32 kOfW = kUnitW / 16, kOfX = kUnitX / 16;
-#pragma unroll 2
-    for (u32 n = 0; n < kTiles * kOfW / kTeamThreads; ++n) {
-      const u32 i = threadIdx.x + n * kTeamThreads, tile = job.first + i / kOfW;
-      if (i / kOfW >= job.tiles) continue;
-      // Packed tiles lie one after another; in each, chunks, and of each its row tiles.
-      const u32 inside = tile & ((1u << job.size_log2) - 1);
-      const u32 unit = ((tile >> job.size_log2) * job.chunks + chunk) << job.size_log2 | inside;
-      copy16_to_shared(stage + i * 16, job.w + u64{unit} * kUnitW + i % kOfW * 16);
-    }
-#pragma unroll 2
-    for (u32 n = 0; n < kStepTiles * kOfX / kTeamThreads; ++n) {
-      const u32 i = threadIdx.x + n * kTeamThreads;
-      if (i / kOfX * 8 >= job.rows) continue;
-      const u64 from = job.x + u64{i / kOfX * job.chunks + chunk} * kUnitX + i % kOfX * 16;
-      copy16_to_shared(stage + kTiles * kUnitW + i * 16, from);
-    }
+  // One of the four copies of W of a chunk, of its first one.
+  GPURT_FN static u64 w_of(const Job& job, u32 part) {
+    // Packed tiles lie one after another; in each, chunks, and of each its row tiles.
+    const u32 tile = job.first + part, inside = tile & ((1u << job.size_log2) - 1);
+    const u32 unit = (tile >> job.size_log2) * job.chunks << job.size_log2 | inside;
+    return job.w + u64{unit} * kUnitW;
   }
 
-  GPURT_FN static void fetch_next(const Job& job, Order& next, u32 stage) {
-    if (next.at < job.groups) {
-      fetch(job, next.chunk, stage);
-      next.advance(job);
+  // The copies of a thread: a row tile of W, and a quarter of x.
+  struct Copies {
+    u64 w, x;
+    u32 part, bytes_w, bytes_x;
+
+    GPURT_FN static Copies of(const Job& job) {
+      Copies c;
+      c.part = kTeamWarps == 1 ? threadIdx.x % kTiles : threadIdx.x / 32 % kTiles;
+      const u32 tiles = (job.rows + 7) / 8, before = c.part * kOwn;
+      c.bytes_w = c.part < job.tiles ? kUnitW : 0;
+      c.bytes_x = before < tiles ? min(tiles - before, kOwn) * kUnitX : 0;
+      c.w = w_of(job, c.part);
+      c.x = job.x + c.part * kOwn * kUnitX;
+      return c;
     }
-    copies_commit();  // also of none: they are counted
-  }
+    // Of chunk `number` in their order: four warps each, by turns.
+    GPURT_FN static bool are_mine(u32 number) {
+      if constexpr (kTeamWarps == 1) return threadIdx.x < kTiles;
+      return threadIdx.x / 32 / kTiles == number % (kTeamWarps / kTiles) && threadIdx.x % 32 == 0;
+    }
+    GPURT_FN void send(const Job& job, u32 chunk, u32 stage, u32 full) const {
+      mbarrier_arrive_expect(full, bytes_w + bytes_x);
+      if (bytes_w != 0)
+        bulk_copy_to_shared(stage + part * kUnitW, w + u64{chunk << job.size_log2} * kUnitW,
+                            bytes_w, full);
+      if (bytes_x != 0)
+        bulk_copy_to_shared(stage + kTiles * kUnitW + part * kOwn * kUnitX,
+                            x + u64{chunk} * kStepTiles * kUnitX, bytes_x, full);
+    }
+  };
+
+  // Where a warp stands in the stages. Two mbarriers each: `full`, the copies are there, and
+  // `empty`, all warps have multiplied. So no warp waits for the slowest one of a chunk, and of the
+  // one before only who copies.
+  struct Turn {
+    u32 stage, parity;
+
+    GPURT_FN Turn next() const {
+      return stage + 1 == kDepth ? Turn{0, parity ^ 1} : Turn{stage + 1, parity};
+    }
+    GPURT_FN Turn last() const {
+      return stage == 0 ? Turn{kDepth - 1, parity ^ 1} : Turn{stage - 1, parity};
+    }
+    GPURT_FN u32 at() const { return shared_address(shared().ring) + stage * kStage; }
+    GPURT_FN u32 full() const { return shared_address(barriers() + stage); }
+    GPURT_FN u32 empty() const { return shared_address(barriers() + kDepth + stage); }
+    GPURT_FN void wait(u32 barrier) const {
+      while (!mbarrier_try_wait(barrier, parity)) {
+      }
+    }
+    // Behind this warp's last look at the stage.
+    GPURT_FN void leave() const {
+      fence_proxy_async();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(empty());
+    }
+    GPURT_FN static u64* barriers() {
+      return reinterpret_cast<u64*>(shared().ring[0] + kDepth * kStage + kParked);
+    }
+    // Anew for each task: the ring is not ours between two.
+    GPURT_FN static void start() {
+      const u32 all = shared_address(barriers());
+      if (threadIdx.x == 0) {
+        for (u32 i = 0; i < kDepth; ++i) {
+          mbarrier_init(all + i * 8, kTiles);
+          mbarrier_init(all + (kDepth + i) * 8, kTeamWarps);
+        }
+        fence_mbarrier_init();
+      }
+      fence_proxy_async_global();  // x
+      team_sync();
+    }
+    GPURT_FN static void stop() {
+      team_sync();  // nobody waits any more
+      if (threadIdx.x != 0) return;
+      const u32 all = shared_address(barriers());
+      for (u32 i = 0; i < 2 * kDepth; ++i) mbarrier_inval(all + i * 8);
+    }
+  };
 
   using Sums = f32[kOwn][4];
 
-  __device__ __noinline__ static void multiply(const TaskRecord& task, u32 warp) {
+  GPURT_FN static void multiply(const TaskRecord& task, u32 warp) {
     const Job job = job_of(task);
-    const u32 ring = shared_address(shared().ring);
-    const bool works = warp % kTiles < job.tiles && warp / kTiles * kOwn * 8 < job.rows;
-    Sums sum[2] = {}, chain = {};
-    team_sync();  // a team of one warp: it has read what the last turn left in the stages
-    Order next{0, 0};
+    // Four warps stay together, also where W ends.
+    const bool works =
+        (kByFour || warp % kTiles < job.tiles) && warp / kTiles * kOwn * 8 < job.rows;
+    const Copies own = Copies::of(job);
+    Sums sum[2] = {}, chain;
+    restart(job, chain);
+    Turn::start();
+    Order next{0, 0}, now{0, 0};
+    Turn turn{0, 0};
+    u32 sent = 0;
 #pragma unroll 1
-    for (u32 i = 0; i + 1 < kDepth; ++i) fetch_next(job, next, ring + i * kStage);
-    u32 taken = 0, filled = kDepth - 1;
+    for (; sent + 1 < kDepth; ++sent) {
+      if (next.at >= job.groups) continue;
+      if (Copies::are_mine(sent)) own.send(job, next.chunk, turn.at(), turn.full());
+      next.advance(job);
+      turn = turn.next();
+    }
+    turn = {0, 0};
 #pragma unroll 1
-    for (u32 at = 0; at < job.groups; ++at) {
-#pragma unroll 1
-      for (u32 chunk = Order::group(job, at); chunk < job.chunks; chunk += job.groups) {
-        copies_wait<kDepth - 2>();
-        team_sync();  // everybody's copies are there, and the stage before was read by all
-        fetch_next(job, next, ring + filled * kStage);
-        if (works) add_chunk(ring + taken * kStage, warp, sum);
-        taken = taken + 1 == kDepth ? 0 : taken + 1;
-        filled = filled + 1 == kDepth ? 0 : filled + 1;
+    for (u32 at = 0; at < job.groups; ++sent) {
+      turn.wait(turn.full());
+      if (works) add_chunk(turn.at(), warp, sum);
+      turn.leave();
+      if (next.at < job.groups) {
+        const Turn last = turn.last();
+        if (Copies::are_mine(sent)) {
+          last.wait(last.empty());  // at first that of a phase before the first, which is over
+          own.send(job, next.chunk, last.at(), last.full());
+        }
+        next.advance(job);
       }
-      if (works) close_group(job, at, warp, sum, chain);
+      turn = turn.next();
+      now.advance(job);
+#pragma unroll 1
+      for (; at < now.at; ++at) {  // also groups without a chunk
+        if (works) close_group(job, at, warp, sum, chain);
+      }
     }
     if (works) finish(task, job, warp, chain);
+    Turn::stop();
   }
 
   // Two mma of each half of a chunk, one a chain: in the order of MatvecActivations' pairs.
   GPURT_FN static void add_chunk(u32 stage, u32 warp, Sums (&sum)[2]) {
     const u32 lane = threadIdx.x % 32 * 16;
     const u32 w = stage + warp % kTiles * kUnitW + lane;
-    const u32 x = stage + kTiles * kUnitW + warp / kTiles * kOwn * kUnitX + lane;
+    const u32 x = stage + kTiles * kUnitW + warp / kTiles * kOwn * kUnitX;
+    if constexpr (kByFour) {
+      uint4 rows[4];
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) rows[i] = ld_shared_b128(w + i * 512);
+      const u64 columns = warps_mma_operand(x, kCoreX, kUnitX);
+      warps_mma_begin(sum[0], sum[1]);
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i)
+        warps_mma_m64n32k16_bf16(sum[i % 2], rows[i], columns + i * (2 * kCoreX / 16));
+      warps_mma_wait(sum[0], sum[1]);
+      return;
+    }
 #pragma unroll
     for (u32 h = 0; h < 2; ++h) {
       const uint4 first = ld_shared_b128(w + h * 1024), second = ld_shared_b128(w + h * 1024 + 512);
 #pragma unroll
       for (u32 n = 0; n < kOwn; ++n) {
-        const uint4 v = ld_shared_b128(x + n * kUnitX + h * 512);
+        const uint4 v = ld_shared_matrices(x + n * kUnitX + h * 512 + lane);
         mma_m16n8k16_bf16(sum[0][n], first, v.x, v.y);
         mma_m16n8k16_bf16(sum[1][n], second, v.z, v.w);
       }
@@ -183,27 +284,37 @@ struct matvec_wide : RingBody<matvec_wide> {
     }
   }
 
+  // A chain of one group is that, whatever the sign of its zero: -0 + v = v for every v.
+  GPURT_FN static void restart(const Job& job, Sums& chain) {
+#pragma unroll
+    for (u32 n = 0; n < kOwn; ++n) {
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) chain[n][i] = job.groups < 4 ? -0.0f : 0.0f;
+    }
+  }
+
   // As MatvecTask::sum_groups adds them. After the last group `chain` is the sum of all.
   GPURT_FN static void close_group(const Job& job, u32 at, u32 warp, Sums (&sum)[2], Sums& chain) {
-    const u32 of_chain = job.groups < 4 ? 1 : job.groups / 4;
-    const bool begins = at % of_chain == 0;
+    const u32 log2 = of_chain_log2(job), number = at >> log2;  // of its chain
 #pragma unroll
     for (u32 n = 0; n < kOwn; ++n) {
 #pragma unroll
       for (u32 i = 0; i < 4; ++i) {
-        const f32 part = sum[0][n][i] + sum[1][n][i];
+        chain[n][i] += sum[0][n][i] + sum[1][n][i];
         sum[0][n][i] = sum[1][n][i] = 0;
-        chain[n][i] = job.groups < 4 ? part : (begins ? 0.0f : chain[n][i]) + part;
       }
     }
-    if ((at + 1) % of_chain != 0) return;
-    const u32 number = at / of_chain, place = number / 2;
+    if ((at + 1) >> log2 == number) return;
+    const u32 place = number / 2;
     if (number % 2 == 1) add_parked(place, warp, chain);
     if (number == 3) add_parked(0, warp, chain);
-    if (at + 1 != job.groups) put(place, warp, chain);
+    if (at + 1 == job.groups) return;
+    put(place, warp, chain);
+    restart(job, chain);
   }
 
   // Where this thread's outputs lie: rows g and g + 8 of W of step rows 2c and 2c + 1 of each tile.
+  // Of pairs it has one: that of row g, or the one eight rows on where g is odd.
   struct Place {
     u32 row, of_w, rows, all_of_w;  // its first ones in the task, and how many are there
     u32 width, paired;
@@ -211,8 +322,8 @@ struct matvec_wide : RingBody<matvec_wide> {
 
     GPURT_FN static Place of(const TaskRecord& task, const Job& job, u32 warp) {
       const u32 paired = task.param[T::kEpilogue] == T::kSwiglu ? 1 : 0;
-      const u32 row = warp / kTiles * kOwn * 8 + threadIdx.x % 4 * 2;
-      const u32 of_w = warp % kTiles * 16 + threadIdx.x % 32 / 4,
+      const u32 row = warp / kTiles * kOwn * 8 + threadIdx.x % 4 * 2, g = threadIdx.x % 32 / 4;
+      const u32 of_w = warp % kTiles * 16 + g + (paired & g) * 7,
                 width = task.param[T::kN] >> paired;
       const u64 first = u64{task.tile[2] + row} * width + ((task.tile[0] + of_w) >> paired);
       return {row, of_w, job.rows, task.tile[1] - task.tile[0], width, paired, first};
@@ -220,39 +331,76 @@ struct matvec_wide : RingBody<matvec_wide> {
     GPURT_FN bool has(u32 n, u32 i) const {
       return row + n * 8 + i % 2 < rows && of_w + i / 2 * 8 < all_of_w;
     }
-    GPURT_FN u64 at(u32 n, u32 i) const {
-      return first + (n * 8 + i % 2) * width + (i / 2 * 8 >> paired);
-    }
+    GPURT_FN u64 at(u32 n, u32 i) const { return first + (n * 8 + i % 2) * width + i / 2 * 8; }
   };
 
-  // Rolled but for the loads, which are under way at once: straight code would be fetched anew by
-  // every task.
   GPURT_FN static void finish(const TaskRecord& task, const Job& job, u32 warp, Sums& value) {
     const Place place = Place::of(task, job, warp);
-    const f32* residual = arg<const f32>(task, T::kArgResidual);
-    Sums held = {};
-    if (residual != nullptr) {
+    if (task.addr[T::kArgNorm] != 0) scale_rows(task, job, place, value);
+    if constexpr (kMatvecScaled) {
 #pragma unroll
       for (u32 n = 0; n < kOwn; ++n) {
 #pragma unroll
-        for (u32 i = 0; i < 4; ++i) held[n][i] = place.has(n, i) ? residual[place.at(n, i)] : 0.0f;
+        for (u32 i = 0; i < 4; ++i) value[n][i] = scaled(task, value[n][i]);
       }
     }
-    if (task.addr[T::kArgNorm] != 0) scale_rows(task, job, place, value);
-    put(0, warp, value);
-    put(1, warp, held);
-#pragma unroll 1
-    for (u32 n = 0; n < kOwn; ++n) {
-      const float4 sums = *parked(0, warp, n), others = *parked(1, warp, n);
-      const f32 sum[4] = {sums.x, sums.y, sums.z, sums.w};
-      const f32 other[4] = {others.x, others.y, others.z, others.w};
+    if (place.paired != 0) {
+      join_pairs(value);
+      add_and_store<2>(task, place, value);
+    } else {
+      add_and_store<4>(task, place, value);
+    }
+  }
+
+  // Lanes of a gate and of its up part share the pairs of both their rows: [n][0] and [n][1].
+  GPURT_FN static void join_pairs(Sums& value) {
+    const bool has_up = (threadIdx.x / 4 & 1) != 0;
 #pragma unroll
-      for (u32 i = 0; i < 4; ++i) {
-        f32 v = scaled(task, sum[i]);
-        if (place.paired != 0) v = T::swiglu(v, __shfl_down_sync(~0u, v, 4));
-        if (residual != nullptr) v = __fadd_rn(v, other[i]);
-        if (!place.has(n, i) || (place.paired & place.of_w) != 0) continue;
-        store(task, place.at(n, i), v);
+    for (u32 n = 0; n < kOwn; ++n) {
+#pragma unroll
+      for (u32 i = 0; i < 2; ++i) {
+        const f32 low = value[n][i], high = value[n][2 + i], own = has_up ? high : low;
+        const f32 other = __shfl_xor_sync(~0u, has_up ? low : high, 4);
+        value[n][i] = T::swiglu(has_up ? other : own, has_up ? own : other);
+      }
+    }
+  }
+
+  // COUNT: of a thread's outputs in each tile. Loads go out before the first store.
+  template <u32 COUNT>
+  GPURT_FN static void add_and_store(const TaskRecord& task, const Place& place, Sums& value) {
+    if (task.addr[T::kArgResidual] != 0) {
+      const f32* residual = arg<const f32>(task, T::kArgResidual);
+      f32 held[kOwn][COUNT];
+#pragma unroll
+      for (u32 n = 0; n < kOwn; ++n) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i)
+          held[n][i] = place.has(n, i) ? residual[place.at(n, i)] : 0.0f;
+      }
+#pragma unroll
+      for (u32 n = 0; n < kOwn; ++n) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) value[n][i] = __fadd_rn(value[n][i], held[n][i]);
+      }
+    }
+    if (task.param[T::kYDtype] == kBf16) {
+      store<COUNT>(arg<u16>(task, T::kArgY), place, value);
+    } else {
+      store<COUNT>(arg<f32>(task, T::kArgY), place, value);
+    }
+  }
+
+  GPURT_FN static void convert(f32 v, f32& to) { to = v; }
+  GPURT_FN static void convert(f32 v, u16& to) { to = static_cast<u16>(pack_bf16x2(v, 0.0f)); }
+
+  template <u32 COUNT, class Y>
+  GPURT_FN static void store(Y* y, const Place& place, const Sums& value) {
+#pragma unroll
+    for (u32 n = 0; n < kOwn; ++n) {
+#pragma unroll
+      for (u32 i = 0; i < COUNT; ++i) {
+        if (place.has(n, i)) convert(value[n][i], y[place.at(n, i)]);
       }
     }
   }
@@ -284,14 +432,6 @@ struct matvec_wide : RingBody<matvec_wide> {
         v = scale_and_cap(v, param_f32(task, kMatvecScale), param_f32(task, kMatvecSoftcap));
     }
     return v;
-  }
-
-  GPURT_FN static void store(const TaskRecord& task, u64 at, f32 v) {
-    if (task.param[T::kYDtype] == kBf16) {
-      arg<u16>(task, T::kArgY)[at] = static_cast<u16>(pack_bf16x2(v, 0.0f));
-    } else {
-      arg<f32>(task, T::kArgY)[at] = v;
-    }
   }
 };
 

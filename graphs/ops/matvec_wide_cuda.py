@@ -7,10 +7,11 @@ W lies as for smaller steps, so both share it, and sums have the order of device
 the bits of a row are those of a step of 16 rows. device/DESIGN.md says what this costs and why.
 Legend: B rows of a step, K columns of W, N rows of W.
 
-The input of 8 rows is one row of its buffer, chunk by chunk of 64 columns: 1 KB, two halves of 32
-lanes with 8 elements each. Lane (row, c) has column(c, 8 half + e) of packing.py at e. In which
-order a row is squared hangs on how many K groups a packed tile of W has: there is a factor for each
-size, [5, 8] for 8 rows.
+The input is [blocks of 128 rows, chunks of 64 columns, tiles of 8 rows, 512]: what a task takes of
+a chunk is contiguous. A tile's part of it, 1 KB, is eight cores of 8 rows x 8 columns of the tensor
+cores, two a mma. Lane (row, c) has column(c, 2 core + e) of packing.py at e. In which order a row
+is squared hangs on how many K groups a packed tile of W has: there is a factor for each size, [5,
+8] for 8 rows.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def widen(op: Operator, lowering: Lowering, row_tiles: int) -> None:
     tiles, chunks = -(-rows // STEP_TILE), -(-k // CHUNK)
 
     def make() -> tuple[Region | None, ...]:
-        x = lowering.activation(op, "x", [tiles, chunks * STEP_TILE * CHUNK], "bf16")
+        blocks = -(-rows // BLOCK_ROWS)
+        x = lowering.activation(op, "x", [blocks, chunks, BLOCK_ROWS * CHUNK], "bf16")
         factors = None
         if "norm" in args:
             factors = lowering.activation(op, "factors", [tiles, TILE_SIZES * STEP_TILE], "f32")
@@ -92,8 +94,7 @@ def tile_input(op: Operator, target: Target) -> list[Tile]:
         for begin in range(0, chunks, step):
             end = min(begin + step, chunks)
             of_x = columns(part(x, 0, *own), begin * CHUNK, min(end * CHUNK, k))
-            unit = STEP_TILE * CHUNK
-            writes = [columns(part(y, 0, index, index + 1), begin * unit, end * unit)]
+            writes = [part(_input_rows(y, first, first + STEP_TILE), 1, begin, end)]
             reads = [of_x]
             if "norm" in op.args:
                 reads.append(op.args["norm"])
@@ -117,7 +118,8 @@ def tile_wide(op: Operator, target: Target) -> list[Tile]:
             last = min(first + BLOCK_ROWS, rows)
             own, out = (first, last), (begin // divisor, end // divisor)
             groups = first // STEP_TILE, -(-last // STEP_TILE)
-            reads = [part(args["x"], 0, *groups), part(args["w"], 0, begin, end)]
+            of_x = _input_rows(args["x"], first, groups[1] * STEP_TILE)
+            reads = [of_x, part(args["w"], 0, begin, end)]
             if "norm" in args:
                 reads.append(part(args["norm"], 0, *groups))
             if "residual" in args:
@@ -126,6 +128,13 @@ def tile_wide(op: Operator, target: Target) -> list[Tile]:
             cost = 2 * k * (end - begin + last - first)
             tiles.append(Tile((begin, end, *own), tuple(reads), (y,), None, cost))
     return tiles
+
+
+def _input_rows(x: Region, begin: int, end: int) -> Region:
+    """Of the input: rows of one block, whole tiles."""
+    block = begin // BLOCK_ROWS
+    own = part(x, 0, block, block + 1)
+    return columns(own, begin % BLOCK_ROWS * CHUNK, (end - block * BLOCK_ROWS) * CHUNK)
 
 
 def _w_ranges(n: int, row_tiles: int) -> list[tuple[int, int]]:
@@ -174,15 +183,15 @@ def input_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: Step
 
 
 def in_lanes(x_BK: NDArray[np.float32], group: int) -> NDArray[np.float32]:
-    """[ceil(B / 8), chunks * 512]: rows in the order of lanes, what is missing as zeros."""
+    """[ceil(B / 128), chunks, 8192]: rows in the order of cores, what is missing as zeros."""
     rows, k = x_BK.shape
-    tiles, chunks = -(-rows // STEP_TILE), -(-k // CHUNK)
-    padded = np.zeros((tiles * STEP_TILE, chunks * CHUNK), np.float32)
+    blocks, chunks, tiles = -(-rows // BLOCK_ROWS), -(-k // CHUNK), BLOCK_ROWS // STEP_TILE
+    padded = np.zeros((blocks * BLOCK_ROWS, chunks * CHUNK), np.float32)
     padded[:rows, :k] = x_BK
     # column(c, q) = 4 G (q / G) + G c + q % G
-    cut = padded.reshape(tiles, STEP_TILE, chunks, 16 // group, 4, group)
-    of_lane = cut.transpose(0, 2, 1, 4, 3, 5).reshape(tiles, chunks, STEP_TILE * 4, 2, 8)
-    return of_lane.transpose(0, 1, 3, 2, 4).reshape(tiles, -1)
+    cut = padded.reshape(blocks, tiles, STEP_TILE, chunks, 16 // group, 4, group)
+    of_lane = cut.transpose(0, 3, 1, 2, 5, 4, 6).reshape(blocks, chunks, tiles, STEP_TILE * 4, 8, 2)
+    return of_lane.transpose(0, 1, 2, 4, 3, 5).reshape(blocks, chunks, -1)
 
 
 MATVEC_INPUT = Body(

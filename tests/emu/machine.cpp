@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <set>
 #include <vector>
 
 Index threadIdx{0, 0, 0};
@@ -76,6 +77,7 @@ struct Block {
   std::vector<Fibre> fibres;
   std::vector<Warp> warps;
   Barrier barriers[16];
+  std::set<unsigned> mbarriers;  // those that are alive, by their address
   unsigned left;
 };
 
@@ -286,8 +288,13 @@ unsigned block_threads() {
 }
 
 void mbarrier_init(unsigned at, unsigned arrivals) {
+  running->block->mbarriers.insert(at);
   const short count = static_cast<short>(arrivals);
   mbarrier_at(at) = {count, count, 0, 0};
+}
+
+void mbarrier_inval(unsigned at) {
+  if (running->block->mbarriers.erase(at) == 0) fail("no mbarrier is there");
 }
 
 void mbarrier_arrive(unsigned at, unsigned expected_bytes) {
@@ -316,6 +323,9 @@ void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned mbarrier)
   const auto source = reinterpret_cast<size_t>(from);
   if (to % 16 != 0 || source % 16 != 0 || bytes % 16 != 0 || to + bytes > kSharedBytes)
     fail("a bulk copy is not aligned to 16 bytes");
+  const auto barrier = running->block->mbarriers.lower_bound(to);
+  if (barrier != running->block->mbarriers.end() && *barrier < to + bytes)
+    fail("a bulk copy over an mbarrier that is alive");
   std::memset(shared + to, 0xA5, bytes);  // whoever still reads there sees it
   copy_later({nullptr, 0, to, bytes, from, mbarrier, Copy::kBulk});
 }

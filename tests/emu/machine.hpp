@@ -31,6 +31,7 @@ void yield();
 
 // mbarriers by their address in shared memory.
 void mbarrier_init(unsigned at, unsigned arrivals);
+void mbarrier_inval(unsigned at);  // until then nothing else may be put there
 void mbarrier_arrive(unsigned at, unsigned expected_bytes);
 bool mbarrier_test(unsigned at, unsigned parity);
 bool mbarrier_wait(unsigned at, unsigned parity);  // gives up after some passes

@@ -5,6 +5,8 @@
 #include "cuda.hpp"
 #include "types.hpp"
 
+#define GPURT_WGMMA 1  // as sm_90a
+
 #ifndef GPURT_RANKS
 #define GPURT_RANKS 0
 #endif
@@ -18,6 +20,9 @@ inline void pin(u32&) {}
 inline void pin(u64&) {}
 inline void mbarrier_init(u32 barrier, u32 arrivals) {
   emu::mbarrier_init(barrier, arrivals);
+}
+inline void mbarrier_inval(u32 barrier) {
+  emu::mbarrier_inval(barrier);
 }
 inline void fence_mbarrier_init() {}
 inline void mbarrier_arrive(u32 barrier) {
@@ -52,6 +57,7 @@ inline void mbarrier_arrive_after_copies(u32 barrier) {
   emu::arrive_after_copies(barrier);
 }
 inline void fence_proxy_async() {}
+inline void fence_proxy_async_global() {}
 inline void fence_acq_rel_gpu() {}
 
 template <class T>
@@ -87,6 +93,16 @@ inline uint4 ld_weight_b128(u64 from) {
 }
 inline u32 ld_weight_u16(u64 from) {
   return *aligned<const u16>(from);
+}
+inline uint4 ld_shared_matrices(u32 row) {
+  const u32 lane = emu::lane();
+  u32 words[4];
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 from = __shfl_sync(~0U, row, static_cast<int>(i * 8 + lane / 4));
+    aligned<const uint4>(in_shared(from));
+    words[i] = *aligned<const u32>(in_shared(from) + lane % 4 * 4);
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
 }
 inline void st_shared_b128(u32 to, uint4 v) {
   *aligned<uint4>(in_shared(to)) = v;
@@ -212,6 +228,24 @@ inline void mma_m16n8k16_bf16(f32 (&d)[4], const uint4& a, u32 b0, u32 b1) {
       sum += f32_of_bf16(left >> 16) * static_cast<double>(f32_of_bf16(right >> 16));
     }
     d[i] = static_cast<f32>(sum);
+  }
+}
+
+inline void warps_mma_begin(f32 (&)[4][4], f32 (&)[4][4]) {}
+inline void warps_mma_wait(f32 (&)[4][4], f32 (&)[4][4]) {}
+// In the hardware's fields, each in units of 16 bytes.
+inline u64 warps_mma_operand(u32 at, u32 columns_apart, u32 rows_apart) {
+  return u64{rows_apart >> 4} << 32 | (columns_apart >> 4) << 16 | at >> 4;
+}
+// Each warp's part, by the products of one warp: b's fragments are words of its cores.
+inline void warps_mma_m64n32k16_bf16(f32 (&d)[4][4], const uint4& a, u64 b) {
+  const u32 at = (b & 0x3FFF) << 4, columns_apart = (b >> 16 & 0x3FFF) << 4;
+  const u32 rows_apart = (b >> 32 & 0x3FFF) << 4;
+  for (u32 n = 0; n < 4; ++n) {
+    const u32 word = at + n * rows_apart + emu::lane() * 4;
+    const u32 first = *aligned<const u32>(in_shared(word));
+    const u32 second = *aligned<const u32>(in_shared(word + columns_apart));
+    mma_m16n8k16_bf16(d[n], a, first, second);
   }
 }
 

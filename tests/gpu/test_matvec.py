@@ -188,6 +188,7 @@ def check_many_rows(case: Case, many: tuple[int, ...], **target: Any) -> None:
 def test_steps_of_many_rows_have_the_bits_of_small_ones(case: Case) -> None:
     check_many_rows(case, (17, 33, 100, 128, ROWS))
     check_many_rows(case, (40,), team_warps=1, workers=7)
+    check_many_rows(case, (100,), workers=2)  # many tasks one after another
 
 
 @pytest.mark.parametrize("most", [2, 4, 8, 16])

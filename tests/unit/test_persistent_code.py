@@ -3,12 +3,17 @@
 A spilled word in a stage loop costs the weight stream a quarter of its speed; no result shows it.
 """
 
+from pathlib import Path
+
 import pytest
 
 from gpurt.body import Target
 from gpurt.errors import GpurtError
-from gpurt.executors.cuda_compile import Compiled, compile_kernel
+from gpurt.executors import cuda_compile
+from gpurt.executors.cuda_compile import Compiled, Resources, compile_kernel, parse_resources
 from gpurt.plan import Plan
+from gpurt.planner import plan
+from tests.gpu import test_matvec
 from tests.helpers.matvec_plan import matvec_plan
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -49,3 +54,20 @@ def test_a_block_of_the_team_fits_the_registers_of_an_sm(kernel: tuple[int, Comp
 def test_the_kernel_compiles_for_the_next_architecture() -> None:
     plan = matvec_plan(team=16, target=Target("cuda", 148, 16, "sm_100a", 232448, 126 << 20))
     assert _compile(plan, "sm_100a").cubin[:4] == b"\x7fELF"
+
+
+def test_products_of_four_warps_overlap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """ptxas says so where it waits for each single wgmma: nothing else would tell but the clock."""
+    logs: list[str] = []
+
+    def parse(log: str) -> tuple[Resources, ...]:
+        logs.append(log)
+        return parse_resources(log)
+
+    monkeypatch.setenv("GPURT_CACHE_DIR", str(tmp_path))  # the report of a cached kernel is not all
+    monkeypatch.setattr(cuda_compile, "parse_resources", parse)
+    case = test_matvec.Case(96, 192)
+    many = test_matvec.graph_of(case, test_matvec.data_of(case), 128)
+    _compile(plan(many, Target("cuda", 132, 16, "sm_90a", 232448, 60 << 20)), "sm_90a")
+    assert logs
+    assert not [line for line in logs[-1].splitlines() if "serialized" in line]

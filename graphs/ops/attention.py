@@ -223,8 +223,8 @@ def _parts(op: Operator, target: Target) -> list[_Cut]:
     """As many as find work at once in the longest step: each a few heads of a row."""
     kv_heads, group = int(op.params["kv_heads"]), _group(op)
     at_once = _COLUMNS_CUDA.get(int(op.params["head_dim"]), group)
-    pages = op.args["k_cache"].shape[0]
-    room = max(1, min(target.workers // kv_heads, pages))
+    cache = op.args["k_cache"]
+    room = max(1, min(target.workers // kv_heads, cache.shape[_share_axis(cache, target.workers)]))
     if target.kind == "host" or "q" not in op.args:
         return [_Cut(0, 1)]
     rows = op.args["q"].shape[0]
@@ -247,8 +247,9 @@ def _tile(op: Operator, head: int, cut: _Cut) -> Tile:
     group, spans, args = _group(op), int(op.params["spans"]), op.args
     kv_low, kv_high = head * head_dim, (head + 1) * head_dim
     first, last = ((head * group + h) * head_dim for h in cut.heads or (0, group))
+    axis = _share_axis(args["k_cache"], cut.count)
     caches = [
-        _share(part(args[name], 1, head, head + 1), 0, cut.index, cut.count)
+        _share(part(args[name], 1, head, head + 1), axis, cut.index, cut.count)
         for name in ("k_cache", "v_cache")
     ]
     reads = [
@@ -278,6 +279,14 @@ def _packed(cut: _Cut) -> tuple[int, int]:
     """Ranges as part_of() of device/bodies/attention.cuh reads them."""
     rows, heads = (0 if r is None else r[0] | r[1] << 16 for r in (cut.rows, cut.heads))
     return rows, heads
+
+
+def _share_axis(cache: Region, count: int) -> int:
+    """The axis of a cache of which `count` tasks declare parts: its pages; places in all of them
+    if these are more, and the pages too few.
+    """
+    pages, _, page, _ = cache.shape
+    return 0 if pages >= min(count, page) else 2
 
 
 def _share(region: Region, axis: int, index: int, count: int) -> Region:

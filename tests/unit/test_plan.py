@@ -278,7 +278,8 @@ def test_plan_of_twenty_thousand_tasks_is_made_and_proved():
 
 def test_few_tasks_keep_away_from_where_cold_bodies_live() -> None:
     """On a GPU: what runs beside a router must not stand before it in its workers' lists."""
-    made = plan(tiny_muse(), Target("cuda", 132, 16, "sm_90a", 232448, 60 << 20))
+    # As many workers as all of them have homes, and some more.
+    made = plan(tiny_muse(), Target("cuda", 160, 16, "sm_90a", 232448, 60 << 20))
     workers: dict[str, set[int]] = {}
     for worker, lists in enumerate(made.lists):
         for task in (task for part in lists for task in part):

@@ -76,8 +76,18 @@ struct attention_of {
   static constexpr u32 kPartials = kColumns * kPartialFloats<D>;
   static constexpr u32 kWarpFloats = TILES == 1 || !kIsMma ? kPartials : TILES * kSumsFloats<D>;
 
+  // Where a warp is. What lives over calls lies here: a local variable would lie in local memory,
+  // which each acquire on the SM throws out of L1.
+  struct Turn {
+    u32 row, head;      // the tile's first
+    u32 first;          // the first row whose queries are in scratch
+    u32 rows;           // of the tile
+    u32 owner, owners;  // chunks whose keys are still to be made; none: they are there
+  };
+
   struct Scratch {
     AttentionShape shape;
+    Turn turn[kTeamWarps];
     Place place[kRowsMax];
     alignas(16) Query query[kQueryRows][GROUP][D];  // rotated and scaled, of the rows at hand
     f32 partial[kVirtualWarps][kWarpFloats];  // of each column; more tiles keep their sums there
@@ -91,6 +101,7 @@ struct attention_of {
   }
   GPURT_FN static const AttentionShape& shape() { return scratch().shape; }
   GPURT_FN static const Place& place(u32 row) { return scratch().place[row]; }
+  GPURT_FN static Turn& turn() { return scratch().turn[threadIdx.x / 32]; }
 
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     look_up(task, context, context.step->rows);
@@ -101,37 +112,47 @@ struct attention_of {
     }
   }
 
-  // The task's rows, as many at a time as there is room for queries; tile by tile, by heads. Little
-  // is kept over calls: what is takes registers from every other body's loops.
+  // The task's rows, as many at a time as there is room for queries; tile by tile, by heads.
   GPURT_FN static void attend() {
-    const AttentionShape& s = shape();
-    u32 first = s.row_begin, row = first, head = s.head_begin;
+    turn().row = turn().first = shape().row_begin;
+    turn().head = shape().head_begin;
 #pragma unroll 1
-    while (row < s.row_end) {
-      if (row == first && head == s.head_begin) {
+    while (turn().row < shape().row_end) {
+      if (turn().row == turn().first && turn().head == shape().head_begin) {
+        const u32 first = turn().first;
         Crew crew = Crew::team();
         // First by the warp that waits for the newest key in any case.
-        if constexpr (kOverlaps) crew = crew.from(place(row).position / kChunk);
+        if constexpr (kOverlaps) crew = crew.from(place(first).position / kChunk);
         // Keys and values of all rows: other tasks write the same, but when is not known.
-        const bool makes_keys = !kOverlaps && !kKeysAreThere && first == s.row_begin;
-        make_vectors(crew, makes_keys ? s.rows : 0, first, queries_end(first) - first);
-        if constexpr (!kOverlaps) team_sync();
+        const bool makes_keys = !kOverlaps && !kKeysAreThere && first == shape().row_begin;
+        make_vectors(crew, makes_keys ? shape().rows : 0, first, queries_end(first) - first);
+        // The others pass it as they fold.
+        if (!kOverlaps || makes_queries(turn().first)) team_sync();
       }
-      const Folded folded = fold_tile(row, head, first);
-      if (kOverlaps && folded.owners != 0) {
+      fold_tile();
+      if (kOverlaps && turn().owners != 0) {
         // By the warps that do not fold them.
-        make_vectors(Crew::team().without(folded.owner, folded.owners), s.rows, 0, 0);
+        make_vectors(Crew::team().without(turn().owner, turn().owners), shape().rows, 0, 0);
         team_sync();
       }
       team_sync();
-      merge_tile(row, head, folded.rows);
+      merge_tile();
       team_sync();
-      head += kHeads;
-      if (head < s.head_end) continue;
-      head = s.head_begin;
-      row += folded.rows;
-      if (row == queries_end(first)) first = row;
+      step_on();
     }
+  }
+
+  // To the next tile, behind a barrier.
+  GPURT_FN static void step_on() {
+    Turn at = turn();
+    __syncwarp();
+    at.head += kHeads;
+    if (at.head >= shape().head_end) {
+      at.head = shape().head_begin;
+      at.row += at.rows;
+      if (at.row == queries_end(at.first)) at.first = at.row;
+    }
+    turn() = at;
   }
 
   GPURT_FN static u32 queries_end(u32 first) { return min(first + kQueryRows, shape().row_end); }
@@ -291,22 +312,29 @@ struct attention_of {
   }
 
   // ---- 3: the partials of a tile ----------------------------------------------------------------
-  struct alignas(16) Folded {
-    u32 rows;           // of the tile
-    u32 owner, owners;  // chunks whose keys are still to be made; none: they are there
-  };
-  __device__ __noinline__ static Folded fold_tile(u32 row, u32 head, u32 first) {
-    AttentionTile tile = tile_at(row, queries_end(first));
-    take_heads(tile, head);
+  __device__ __noinline__ static void fold_tile() {
+    Turn& at = turn();
+    AttentionTile tile = tile_at(at.row, queries_end(at.first));
+    take_heads(tile, at.head);
     Waits waits = kNoWaits;
     if constexpr (kOverlaps) {
-      waits.queries = row == first && head == shape().head_begin;
-      if (waits.queries && row == shape().row_begin) waits.fresh = first_fresh(place(row).slot);
+      const bool is_first = at.row == at.first && at.head == shape().head_begin;
+      waits.queries = is_first && !makes_queries(at.row);
+      if (is_first && at.row == shape().row_begin) waits.fresh = first_fresh(place(at.row).slot);
     }
-    const u32 owner = waits.fresh / kChunk, owners = (tile.end - 1) / kChunk + 1 - owner;
-    fold(tile, first, 0, waits);
+    at.rows = tile.rows;
+    at.owner = waits.fresh / kChunk;
+    at.owners = (tile.end - 1) / kChunk + 1 - at.owner;
+    fold(tile, at.first, 0, waits);
     waits.for_queries();  // a warp without a chunk
-    return {tile.rows, owner, waits.fresh == kAllWritten ? 0 : owners};
+    if (waits.fresh == kAllWritten) turn().owners = 0;
+  }
+
+  // Whether this warp has some of the queries that begin with row `first`, where they overlap.
+  GPURT_FN static bool makes_queries(u32 first) {
+    const u32 heads = shape().head_end - shape().head_begin;
+    return Crew::team().from(place(first).position / kChunk).index * kVectors <
+           (queries_end(first) - first) * heads;
   }
 
   GPURT_FN static void take_heads(AttentionTile& tile, u32 head) {
@@ -326,29 +354,36 @@ struct attention_of {
 
   // A tile's partials, of positions [from, tile.end). Queries in scratch begin with row `first`.
   GPURT_FN static void fold(const AttentionTile& tile, u32 first, u32 from, Waits& waits) {
+    if constexpr (kTeamWarps == kVirtualWarps) {
+      fold_warp(threadIdx.x / 32, tile, first, from, waits);
+    } else {
+#pragma unroll 1
+      for (u32 warp = 0; warp < kVirtualWarps; ++warp) fold_warp(warp, tile, first, from, waits);
+    }
+  }
+
+  // The partial of a virtual warp.
+  GPURT_FN static void fold_warp(u32 warp, const AttentionTile& tile, u32 first, u32 from,
+                                 Waits& waits) {
     const Cache cache = cache_at(place(tile.row));
-    const u32 lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (u32 warp = threadIdx.x / 32; warp < kVirtualWarps; warp += kTeamWarps) {
-      const u32 start = tile.template start<kChunk>(warp, from);
-      f32* to = scratch().partial[warp];
-      if constexpr (kIsMma) {
-        const Query* query = scratch().query[tile.row - first][tile.head];
-        if constexpr (TILES == 1) {
-          Fold::fold(cache, tile, bounds_of(tile, 0, lane), query, GROUP, start, lane, to, waits);
-        } else {
-          AttentionBounds bounds[TILES];
-#pragma unroll
-          for (u32 t = 0; t < TILES; ++t) bounds[t] = bounds_of(tile, t, lane);
-          Fold::fold(cache, tile, bounds, query, GROUP, start, lane, to);
-        }
+    const u32 lane = threadIdx.x % 32, start = tile.template start<kChunk>(warp, from);
+    f32* to = scratch().partial[warp];
+    if constexpr (kIsMma) {
+      const Query* query = scratch().query[tile.row - first][tile.head];
+      if constexpr (TILES == 1) {
+        Fold::fold(cache, tile, bounds_of(tile, 0, lane), query, GROUP, start, lane, to, waits);
       } else {
+        AttentionBounds bounds[TILES];
+#pragma unroll
+        for (u32 t = 0; t < TILES; ++t) bounds[t] = bounds_of(tile, t, lane);
+        Fold::fold(cache, tile, bounds, query, GROUP, start, lane, to);
+      }
+    } else {
 #pragma unroll 1
-        for (u32 i = 0; i < tile.columns(); ++i, to += kPartialFloats<D>) {
-          const Place& of_row = place(tile.row_of(i));
-          const Query* query = scratch().query[tile.row_of(i) - first][tile.head_of(i)];
-          Fold::fold(cache, start, seen_from(of_row), min(of_row.end(), tile.end), query, lane, to);
-        }
+      for (u32 i = 0; i < tile.columns(); ++i, to += kPartialFloats<D>) {
+        const Place& of_row = place(tile.row_of(i));
+        const Query* query = scratch().query[tile.row_of(i) - first][tile.head_of(i)];
+        Fold::fold(cache, start, seen_from(of_row), min(of_row.end(), tile.end), query, lane, to);
       }
     }
   }
@@ -399,10 +434,10 @@ struct attention_of {
   // Trip counts are equal for a whole warp, since
   // the norm and polls for the gate are collective; a lane beyond the last output repeats it, and
   // stores nothing.
-  __device__ __noinline__ static void merge_tile(u32 first, u32 head, u32 rows) {
+  __device__ __noinline__ static void merge_tile() {
     const AttentionShape& s = shape();
-    AttentionTile tile{first, rows, 0, kHeads, 0, 0};
-    take_heads(tile, head);
+    AttentionTile tile{turn().row, turn().rows, 0, kHeads, 0, 0};
+    take_heads(tile, turn().head);
     constexpr u32 kFours = D / 4;
     static_assert(32 % kFours == 0, "a head's outputs lie in one warp");
     const u32 jobs = tile.columns() * kFours;

@@ -38,7 +38,7 @@ struct AttentionMma {
     const u32 column = min(g % 4, tile.columns() - 1);
     query += (column / tile.heads * group + column % tile.heads) * D;
     const u16* own = reinterpret_cast<const u16*>(query) + g / 4 * D + c * 8;
-    uint4 q[D / 32] = {};
+    uint4 q[D / 32] = {};  // of 128 dimensions anew for each chunk: sums need the registers
     u32 page = start < tile.end ? cache.page(start) : 0;
 #pragma unroll 1
     for (u32 begin = start; begin < tile.end; begin += kStride) {
@@ -50,8 +50,8 @@ struct AttentionMma {
         read<32>(cache, from + c * sizeof(Eight), g + 8 * h, begin, tile, keys[h]);
       if constexpr (D == 64) read_values(cache, from, g, c, begin, tile, values);
       if (begin + kStride < tile.end) page = cache.page(begin + kStride);
-      if (begin == start) {
-        waits.for_queries();
+      if (begin == start) waits.for_queries();
+      if (D != 64 || begin == start) {
 #pragma unroll
         for (u32 b = 0; b < D / 32; ++b) q[b] = *reinterpret_cast<const uint4*>(own + b * 32);
       }
@@ -108,19 +108,18 @@ struct AttentionMma {
     }
   }
 
-  // A position's elements, 8 of each STRIDE dimensions. Those that no row of the tile sees are not
-  // read: what lies there may be NaN, or of another lap of the ring.
+  // A position's elements, 8 of each STRIDE dimensions. For one that no row of the tile sees the
+  // next that some row does, since it weighs nothing: what lies there may be NaN, or of another lap
+  // of the ring. A choice of addresses costs less than one of loads.
   template <u32 STRIDE>
   GPURT_FN static void read(const Cache& cache, u64 from, u32 offset, u32 begin,
                             const AttentionTile& tile, Eight (&eights)[D / STRIDE]) {
-    const u32 position = begin + offset;
-    const bool valid = position < tile.end && (!WINDOWED || position >= tile.seen);
-    if (valid) from += cache.detour(position);
+    offset = min(offset, tile.end - 1 - begin);
+    if (WINDOWED && tile.seen > begin) offset = max(offset, tile.seen - begin);
+    from += offset * Cache::kRowBytes + cache.detour(begin + offset);
 #pragma unroll
-    for (u32 b = 0; b < D / STRIDE; ++b) {
-      const u64 at = from + offset * Cache::kRowBytes + b * STRIDE * Cache::kElementBytes;
-      eights[b] = Elements<CACHE>::read8(at, 0, valid);
-    }
+    for (u32 b = 0; b < D / STRIDE; ++b)
+      eights[b] = Elements<CACHE>::read8(from + b * STRIDE * Cache::kElementBytes, 0, true);
   }
 
   // Of positions g and g + 8, columns 2c and 2c + 1, or those whose rests they are.
@@ -196,8 +195,8 @@ struct AttentionMma {
     mma_m16n8k16_bf16(out, a, low, high);
   }
 
-  GPURT_FN static u32 low_halves(u32 a, u32 b) { return (a & 0xFFFFu) | b << 16; }
-  GPURT_FN static u32 high_halves(u32 a, u32 b) { return a >> 16 | (b & 0xFFFF0000u); }
+  GPURT_FN static u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
+  GPURT_FN static u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 
   GPURT_FN static uint4 bf16_of(const Eight& eight) {
     if constexpr (CACHE == kBf16) {

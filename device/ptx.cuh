@@ -113,6 +113,10 @@ GPURT_FN void bulk_copy_to_shared(u32 to, u64 from, u32 bytes, u32 barrier) {
 GPURT_FN void prefetch_to_l2(u64 from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
+// The 128 bytes that hold `from`, as above; by many lanes at once.
+GPURT_FN void prefetch_line_to_l2(u64 from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
 // Generic proxy, 16 bytes: what it overwrites needs no proxy fence.
 GPURT_FN void copy16_to_shared(u32 to, u64 from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");

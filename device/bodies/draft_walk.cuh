@@ -3,9 +3,11 @@
 // The contract is in graphs/ops/draft_walk.py.
 //   1. a warp a mask's row: the best of its candidates; team barrier
 //   2. mask by mask: a warp a candidate makes its value, with the token chosen before; barrier; one
-//      thread chooses; barrier
+//      warp takes the best, or one thread draws; barrier
 // Of a tree, node by node instead: the values of the newest node's candidates; barrier; one warp
 // takes the likeliest of all that are no node yet; barrier.
+// Masks stand in series, so what counts is one mask's trips: whatever rows of the codebooks may be
+// wanted are asked for in 1, columns of a row are loaded side by side.
 #pragma once
 #include "elements.cuh"
 #include "lane_best.cuh"
@@ -47,8 +49,10 @@ struct draft_walk {
       ++masks;
     if (masks == 0) return;
     collect(task, context, first, masks, scratch);
-    if (context.thread == 0)
+    if (context.thread == 0) {
       scratch.chosen = context.rows[context.sample_rows[first] - 1].token;  // the anchor
+      if (task.addr[2] != 0) ask_for(task, 3, scratch.chosen);
+    }
     context.sync();
     Proposals& to = context.address<Proposals>(task, 5)[slot];
     if constexpr (GPURT_TREES != 0) {
@@ -61,7 +65,11 @@ struct draft_walk {
     for (; count < masks; ++count) {
       values(task, context, first + count, count, scratch);
       context.sync();
-      if (context.thread == 0) choose(task, context.slots[slot], count, scratch, to);
+      if (context.slots[slot].temperature == 0) {
+        if (context.thread < 32) choose_best(task.param[1], count, scratch, to);
+      } else if (context.thread == 0) {
+        choose(task, context.slots[slot], count, scratch, to);
+      }
       context.sync();
       if (scratch.is_end != 0) break;
     }
@@ -88,6 +96,10 @@ struct draft_walk {
       }
       scratch.score[mask][lane] = lane < top_k ? best.value : LaneBest::none();
       scratch.id[mask][lane] = best.id;
+      if (task.addr[2] != 0 && lane < top_k && best.value > LaneBest::none()) {
+        ask_for(task, 4, best.id);
+        if (mask + 1 < masks) ask_for(task, 3, best.id);
+      }
       if (lane == 0)
         scratch.position[mask] = context.rows[context.sample_rows[first + mask]].position;
     }
@@ -102,9 +114,12 @@ struct draft_walk {
       f32 sum = 0;
       if (task.addr[2] != 0 && scratch.score[mask][i] > LaneBest::none()) {
         const f32* hidden = context.address<const f32>(task, 2) + u64(row) * rank;
-        for (u32 r = lane; r < rank; r += 32)
-          sum = fmaf(element(task, 3, scratch.chosen, r) * hidden[r],
-                     element(task, 4, scratch.id[mask][i], r), sum);
+        const u32 before = scratch.chosen, id = scratch.id[mask][i];
+        if (task.param[3] == kF32) {
+          sum = product<f32>(task, hidden, before, id);
+        } else {
+          sum = product<u16>(task, hidden, before, id);
+        }
       }
 #pragma unroll
       for (u32 step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
@@ -178,16 +193,67 @@ struct draft_walk {
     parents[node] = parent;
   }
 
-  // Column `r` of a token's row of a codebook.
-  __device__ static f32 element(const TaskRecord& task, u32 book, u32 token, u32 r) {
-    const u64 at = u64(token) * task.param[2] + r;
-    const u32 dtype = task.param[3];
-    if (dtype == kF32) return arg<const f32>(task, book)[at];
-    const u16 half = arg<const u16>(task, book)[at];
-    return dtype == kBf16 ? __uint_as_float(u32(half) << 16) : f32_from_f16(half);
+  // A lane's part of the sum of a token's row of one codebook, times `hidden`, times another's row
+  // of the other.
+  template <class T>
+  __device__ __noinline__ static f32 product(const TaskRecord& task, const f32* hidden, u32 before,
+                                             u32 id) {
+    constexpr u32 kAtOnce = 8;
+    const u32 rank = task.param[2], lane = threadIdx.x % 32;
+    const T* a = arg<const T>(task, 3) + u64(before) * rank;
+    const T* b = arg<const T>(task, 4) + u64(id) * rank;
+    f32 sum = 0;
+#pragma unroll 1
+    for (u32 first = lane; first - lane < rank; first += 32 * kAtOnce) {
+      T of_a[kAtOnce], of_b[kAtOnce];
+      f32 of_hidden[kAtOnce];
+#pragma unroll
+      for (u32 n = 0; n < kAtOnce; ++n) {
+        const u32 r = first + 32 * n;
+        if (r < rank) of_a[n] = a[r], of_b[n] = b[r], of_hidden[n] = hidden[r];
+      }
+#pragma unroll
+      for (u32 n = 0; n < kAtOnce; ++n) {
+        if (first + 32 * n < rank)
+          sum = fmaf(value_of(task, of_a[n]) * of_hidden[n], value_of(task, of_b[n]), sum);
+      }
+    }
+    return sum;
   }
 
-  // One thread. Finite values in falling order, then as `sample` draws.
+  GPURT_FN static f32 value_of(const TaskRecord&, f32 element) { return element; }
+  GPURT_FN static f32 value_of(const TaskRecord& task, u16 element) {
+    return task.param[3] == kBf16 ? __uint_as_float(u32(element) << 16) : f32_from_f16(element);
+  }
+
+  // A token's row of a codebook, into L2: 100 MB of them lie in memory.
+  GPURT_FN static void ask_for(const TaskRecord& task, u32 book, u32 token) {
+    const u32 bytes = task.param[2] * (task.param[3] == kF32 ? 4 : 2);
+    const u64 from = task.addr[book] + u64(token) * bytes;
+#pragma unroll 1
+    for (u32 at = 0; at < bytes; at += 128) prefetch_line_to_l2(from + at);
+  }
+
+  // One warp: of finite values the largest, of equal ones the first.
+  __device__ static void choose_best(u32 count, u32 mask, Scratch& scratch, Proposals& to) {
+    const u32 lane = threadIdx.x % 32;
+    const f32 given = lane < count ? scratch.value[lane] : LaneBest::none();
+    f32 best = fabsf(given) <= 3.402823466e38f ? given : LaneBest::none();
+    u32 from = lane;
+#pragma unroll
+    for (u32 step = 16; step > 0; step /= 2) {
+      const f32 other = __shfl_xor_sync(~0u, best, step);
+      const u32 other_from = __shfl_xor_sync(~0u, from, step);
+      if (other > best || (other == best && other_from < from)) best = other, from = other_from;
+    }
+    if (lane != 0) return;
+    scratch.is_end = !(best > LaneBest::none());
+    if (scratch.is_end != 0) return;
+    scratch.chosen = scratch.id[mask][from];
+    to.tokens[mask] = scratch.chosen;
+  }
+
+  // One thread, above temperature 0. Finite values in falling order, then as `sample` draws.
   __device__ static void choose(const TaskRecord& task, const SlotState& slot, u32 mask,
                                 Scratch& scratch, Proposals& to) {
     u32 kept = 0;
@@ -201,12 +267,10 @@ struct draft_walk {
     }
     scratch.is_end = kept == 0;
     if (kept == 0) return;
-    u32 place = 0;
-    if (slot.temperature > 0) {
-      if (slot.top_k > 0 && slot.top_k < kept) kept = slot.top_k;
-      // The row before samples the token of this one's position.
-      place = draw(slot, kept, sample::uniform_24(slot.seed, scratch.position[mask] - 1), scratch);
-    }
+    if (slot.top_k > 0 && slot.top_k < kept) kept = slot.top_k;
+    // The row before samples the token of this one's position.
+    const u32 uniform = sample::uniform_24(slot.seed, scratch.position[mask] - 1);
+    const u32 place = draw(slot, kept, uniform, scratch);
     scratch.chosen = scratch.id[mask][scratch.order[place]];
     to.tokens[mask] = scratch.chosen;
   }

@@ -88,6 +88,7 @@ inline void prefetch_to_l2(u64 from, u32 bytes) {
   aligned<const uint4>(from);
   aligned<const uint4>(bytes);
 }
+inline void prefetch_line_to_l2(u64) {}
 inline uint4 ld_weight_b128(u64 from) {
   return *aligned<const uint4>(from);
 }

@@ -96,6 +96,7 @@ struct matvec : MatvecTask {
       w.x.convert(set, 0, norm, pair, w.squares[0]);
       if (valid) multiply(unit, pair, w.sum[0]);
       w.x.load(set, kAhead * w.step);
+      w.x.load_norm(set, kAhead * w.step, norm);
     } else {
       constexpr u32 kEach = 4 / Activations::kLoads;  // mma of a granule
       if ((s.flags & kXPayload) != 0) w.x.wait(set, w.step);
@@ -196,13 +197,16 @@ struct matvec : MatvecTask {
     w.step = Activations::kChunkBytes << (4 - s.tile_log2);
     start(w.x, slot_of(turn), s, w.chunk);
 #pragma unroll
-    for (u32 i = 0; i < Activations::kAhead; ++i) w.x.load(i, i * w.step);
+    for (u32 i = 0; i < Activations::kAhead; ++i) {
+      w.x.load(i, i * w.step);
+      w.x.load_norm(i, i * w.step, s.norm);
+    }
     if constexpr (kTiles == 2) half = 0;
     u32 base = shared_address(&half_of(half)), part = part_offset(s, warp);
     Output o = first_output(s, 0, s.rows, turn);
     pin(o.y), pin(o.part), pin(o.bits), pin(part), pin(base);
-    if (X == kBf16 || ROWS == 1) {
-      sum_chunks(w, s, s.norm, cursor, turn);
+    if (X == kBf16) {
+      sum_chunks(w, s, 0, cursor, turn);
     } else if (SHARE > 1) {
       sum_chunks(w, s, 0, cursor, turn);
       team_sync();             // the sums take the room of what the warps exchanged

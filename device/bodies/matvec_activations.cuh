@@ -32,12 +32,15 @@ struct MatvecActivations {
   static constexpr bool kOrdered = kFragments && X == kBf16;
   static constexpr u32 kSets = (X == kBf16 || SHARE > 1 ? 8 : 4) / (kTiles * kLoads);
   static constexpr u32 kAhead = ALONE || kSets < 1 ? 1 : ROWS == 1 ? 2 : kSets;
+  // A norm's weights are asked for with their x: at its use each chunk would wait a trip for them.
+  static constexpr bool kNormAhead = X == kF32 && ROWS == 1 && !ALONE;
   uint4 raw[kAhead][kTiles][kLoads];  // in flight from load() to wait()
-  u64 at[kTiles];                     // this lane's first granule of the current chunk
-  u32 offset;                         // of that granule in its row, bytes
-  u32 row_bytes;                      // 0: there is no row to read
-  u32 log2;                           // bytes of memory for a byte of a row: those of its rows too
-  u32 apart;                          // bytes of memory from a lane's granule to its next one
+  uint4 scale[kNormAhead ? kAhead : 1];
+  u64 at[kTiles];  // this lane's first granule of the current chunk
+  u32 offset;      // of that granule in its row, bytes
+  u32 row_bytes;   // 0: there is no row to read
+  u32 log2;        // bytes of memory for a byte of a row: those of its rows too
+  u32 apart;       // bytes of memory from a lane's granule to its next one
 
   // row(j): the row of x that belongs to row j of the output. Lanes beyond the last row read that
   // one again: it costs no further sector, and their columns of the product are never stored.
@@ -79,6 +82,12 @@ struct MatvecActivations {
     if (offset + ahead + i * kGranuleStride < row_bytes)
       raw[set][t][i] =
           ld_relaxed_b128(at[t] + in_memory(ahead) + i * (kOrdered ? apart : kGranuleStride));
+  }
+
+  // The norm weights of a chunk, as load() has x. norm: their address, 0: none.
+  GPURT_FN void load_norm(u32 set, u32 ahead, u64 norm) {
+    if (kNormAhead && norm != 0 && offset + ahead < row_bytes)
+      scale[set] = ld_relaxed_b128(norm + offset + ahead);
   }
 
   GPURT_FN void load(u32 set, u32 ahead) {
@@ -131,7 +140,8 @@ struct MatvecActivations {
         squares = __fmaf_rn(a, a, squares), squares = __fmaf_rn(b, b, squares);
         squares = __fmaf_rn(c, c, squares), squares = __fmaf_rn(d, d, squares);
         const float4 weight =
-            __ldg(reinterpret_cast<const float4*>(norm + offset + i * kGranuleStride));
+            kNormAhead ? float4_of(scale[set])
+                       : __ldg(reinterpret_cast<const float4*>(norm + offset + i * kGranuleStride));
         a *= weight.x, b *= weight.y, c *= weight.z, d *= weight.w;
       }
       pair[0] = pack_bf16x2(a, b), pair[1] = pack_bf16x2(c, d);

@@ -42,32 +42,33 @@ struct matvec_wide : RingBody<matvec_wide> {
   static constexpr u32 kParked = kTiles * 16 * kStepTiles * 8 * 4;
   static constexpr u32 kDepth = (kRingBytes - kParked) / kStage;
   static_assert(kDepth >= 3 && kParked <= kScratchBytes);
-  static_assert(kDepth * (kStage + 16) + kParked <= kRingBytes);
+
+  // How K is cut: its groups are added in chains of 2^chain_log2.
+  struct Cut {
+    u32 chunks, groups, chain_log2;
+  };
 
   // What all lanes share.
   struct Job {
-    u32 chunks, groups;    // of K
+    Cut cut;
     u32 tiles, rows;       // of W, and of the step, that are there
     u32 first, size_log2;  // row tile in its packed tile, and how many that one has
     u64 w, x;
   };
 
-  GPURT_FN static u32 of_chain_log2(const Job& job) {
-    return job.groups < 4 ? 0 : 2 - job.size_log2;
-  }
-
   // Chunks as they are taken: group by group, chain by chain.
   struct Order {
     u32 at, chunk;  // number of the group in this order
 
-    GPURT_FN static u32 group(const Job& job, u32 at) {
-      if (job.groups < 4) return at;
-      const u32 log2 = of_chain_log2(job);
-      return (at & ((1u << log2) - 1)) * 4 + (at >> log2);
+    GPURT_FN void advance(const Cut& cut) {
+      chunk += cut.groups;
+      while (chunk >= cut.chunks && ++at < cut.groups) chunk = group(cut, at);
     }
-    GPURT_FN void advance(const Job& job) {
-      chunk += job.groups;
-      while (chunk >= job.chunks && ++at < job.groups) chunk = group(job, at);
+
+   private:
+    GPURT_FN static u32 group(const Cut& cut, u32 at) {
+      if (cut.groups < 4) return at;
+      return (at & ((1u << cut.chain_log2) - 1)) * 4 + (at >> cut.chain_log2);
     }
   };
 
@@ -85,61 +86,83 @@ struct matvec_wide : RingBody<matvec_wide> {
   GPURT_FN static Job job_of(const TaskRecord& task) {
     Job job;
     const u32 all = (task.param[T::kN] + 15) / 16, tile = task.tile[0] / 16;
-    u32 size = task.param[matvec_input::kRowTiles], begin = tile / size * size;
+    u32 size = task.param[matvec_input::kRowTiles], begin = tile & ~(size - 1);
     // Those at W's end are smaller: graphs/ops/packing.py.
     while (begin + size > all || tile >= begin + size) {
       if (begin + size <= all) begin += size;
       size /= 2;
     }
-    job.chunks = (task.param[T::kK] + 63) / 64;
-    job.groups = 16 / size;
+    job.cut.chunks = (task.param[T::kK] + 63) / 64;
+    job.cut.groups = 16 / size;
     job.tiles = (task.tile[1] - task.tile[0] + 15) / 16;
     job.rows = min(task.tile[3], all_rows(task)) - task.tile[2];
     job.first = tile - begin;
     job.size_log2 = 31 - __clz(static_cast<i32>(size));
-    job.w = task.addr[T::kArgW] + u64{begin} * job.chunks * kUnitW;
-    job.x = task.addr[T::kArgX] + u64{task.tile[2] / 8} * job.chunks * kUnitX;  // whole blocks
+    job.cut.chain_log2 = job.size_log2 < 2 ? 2 - job.size_log2 : 0;
+    job.w = task.addr[T::kArgW] + u64{begin} * job.cut.chunks * kUnitW;
+    job.x = task.addr[T::kArgX] + u64{task.tile[2] / 8} * job.cut.chunks * kUnitX;  // whole blocks
     return job;
   }
 
-  // One of the four copies of W of a chunk, of its first one.
-  GPURT_FN static u64 w_of(const Job& job, u32 part) {
-    // Packed tiles lie one after another; in each, chunks, and of each its row tiles.
-    const u32 tile = job.first + part, inside = tile & ((1u << job.size_log2) - 1);
-    const u32 unit = (tile >> job.size_log2) * job.chunks << job.size_log2 | inside;
-    return job.w + u64{unit} * kUnitW;
-  }
-
-  // The copies of a thread: a row tile of W, and a quarter of x.
+  // One of the four that bring a chunk: a row tile of W, and a quarter of x.
   struct Copies {
-    u64 w, x;
-    u32 part, bytes_w, bytes_x;
+    u64 w, x;  // of chunk 0
+    u32 bytes_w, bytes_x, apart;
 
-    GPURT_FN static Copies of(const Job& job) {
+    GPURT_FN static Copies of(const Job& job, u32 part) {
+      // Packed tiles lie one after another; in each, chunks, and of each its row tiles.
+      const u32 tile = job.first + part, inside = tile & ((1u << job.size_log2) - 1);
+      const u32 unit = (tile >> job.size_log2) * job.cut.chunks << job.size_log2 | inside;
+      const u32 tiles = (job.rows + 7) / 8, before = part * kOwn;
       Copies c;
-      c.part = kTeamWarps == 1 ? threadIdx.x % kTiles : threadIdx.x / 32 % kTiles;
-      const u32 tiles = (job.rows + 7) / 8, before = c.part * kOwn;
-      c.bytes_w = c.part < job.tiles ? kUnitW : 0;
+      c.w = job.w + u64{unit} * kUnitW, c.x = job.x + before * kUnitX;
+      c.bytes_w = part < job.tiles ? kUnitW : 0;
       c.bytes_x = before < tiles ? min(tiles - before, kOwn) * kUnitX : 0;
-      c.w = w_of(job, c.part);
-      c.x = job.x + c.part * kOwn * kUnitX;
+      c.apart = kUnitW << job.size_log2;  // from one chunk of W to the next
       return c;
     }
-    // Of chunk `number` in their order: four warps each, by turns.
-    GPURT_FN static bool are_mine(u32 number) {
-      if constexpr (kTeamWarps == 1) return threadIdx.x < kTiles;
-      return threadIdx.x / 32 / kTiles == number % (kTeamWarps / kTiles) && threadIdx.x % 32 == 0;
-    }
-    GPURT_FN void send(const Job& job, u32 chunk, u32 stage, u32 full) const {
+    GPURT_FN void send(u32 part, u32 chunk, u32 stage, u32 full) const {
       mbarrier_arrive_expect(full, bytes_w + bytes_x);
       if (bytes_w != 0)
-        bulk_copy_to_shared(stage + part * kUnitW, w + u64{chunk << job.size_log2} * kUnitW,
-                            bytes_w, full);
+        bulk_copy_to_shared(stage + part * kUnitW, w + u64{chunk} * apart, bytes_w, full);
       if (bytes_x != 0)
         bulk_copy_to_shared(stage + kTiles * kUnitW + part * kOwn * kUnitX,
                             x + u64{chunk} * kStepTiles * kUnitX, bytes_x, full);
     }
   };
+
+  // Behind the stages and what is parked there.
+  struct Room {
+    u64 full[kDepth], empty[kDepth];  // mbarriers of stages
+    Job job;
+    Copies copies[kTiles];
+  };
+  static_assert(kDepth * kStage + kParked + sizeof(Room) <= kRingBytes);
+  GPURT_FN static Room& room() {
+    return *reinterpret_cast<Room*>(shared().ring[0] + kDepth * kStage + kParked);
+  }
+  // Anew for each task: the ring is not ours between two.
+  GPURT_FN static void open_room(const Job& job) {
+    if (threadIdx.x < kTiles) room().copies[threadIdx.x] = Copies::of(job, threadIdx.x);
+    if (threadIdx.x == 0) {
+      room().job = job;
+      for (u32 i = 0; i < kDepth; ++i) {
+        mbarrier_init(shared_address(room().full + i), kTiles);
+        mbarrier_init(shared_address(room().empty + i), kTeamWarps);
+      }
+      fence_mbarrier_init();
+    }
+    fence_proxy_async_global();  // x
+    team_sync();
+  }
+  GPURT_FN static void close_room() {
+    team_sync();  // nobody waits any more
+    if (threadIdx.x != 0) return;
+    for (u32 i = 0; i < kDepth; ++i) {
+      mbarrier_inval(shared_address(room().full + i));
+      mbarrier_inval(shared_address(room().empty + i));
+    }
+  }
 
   // Where a warp stands in the stages. Two mbarriers each: `full`, the copies are there, and
   // `empty`, all warps have multiplied. So no warp waits for the slowest one of a chunk, and of the
@@ -154,39 +177,27 @@ struct matvec_wide : RingBody<matvec_wide> {
       return stage == 0 ? Turn{kDepth - 1, parity ^ 1} : Turn{stage - 1, parity};
     }
     GPURT_FN u32 at() const { return shared_address(shared().ring) + stage * kStage; }
-    GPURT_FN u32 full() const { return shared_address(barriers() + stage); }
-    GPURT_FN u32 empty() const { return shared_address(barriers() + kDepth + stage); }
+    GPURT_FN u32 full() const { return shared_address(room().full) + stage * 8; }
+    GPURT_FN u32 empty() const { return shared_address(room().empty) + stage * 8; }
     GPURT_FN void wait(u32 barrier) const {
       while (!mbarrier_try_wait(barrier, parity)) {
       }
     }
-    // Behind this warp's last look at the stage.
+    // Behind this warp's last look at the stage. Without a proxy fence: its loads have come, since
+    // the products of what they brought are made.
     GPURT_FN void leave() const {
-      fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(empty());
     }
-    GPURT_FN static u64* barriers() {
-      return reinterpret_cast<u64*>(shared().ring[0] + kDepth * kStage + kParked);
-    }
-    // Anew for each task: the ring is not ours between two.
-    GPURT_FN static void start() {
-      const u32 all = shared_address(barriers());
-      if (threadIdx.x == 0) {
-        for (u32 i = 0; i < kDepth; ++i) {
-          mbarrier_init(all + i * 8, kTiles);
-          mbarrier_init(all + (kDepth + i) * 8, kTeamWarps);
-        }
-        fence_mbarrier_init();
-      }
-      fence_proxy_async_global();  // x
-      team_sync();
-    }
-    GPURT_FN static void stop() {
-      team_sync();  // nobody waits any more
-      if (threadIdx.x != 0) return;
-      const u32 all = shared_address(barriers());
-      for (u32 i = 0; i < 2 * kDepth; ++i) mbarrier_inval(all + i * 8);
+    // As chunk `number` of all: four warps by turns, a lane each.
+    GPURT_FN void send(u32 number, u32 chunk) const {
+      const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+      const u32 part = kTeamWarps == 1 ? lane : warp % kTiles;
+      if (kTeamWarps == 1 ? lane >= kTiles
+                          : lane != 0 || warp / kTiles != number % (kTeamWarps / kTiles))
+        return;
+      wait(empty());  // of a fresh stage: the phase before the first, which is over
+      room().copies[part].send(part, chunk, at(), full());
     }
   };
 
@@ -194,46 +205,42 @@ struct matvec_wide : RingBody<matvec_wide> {
 
   GPURT_FN static void multiply(const TaskRecord& task, u32 warp) {
     const Job job = job_of(task);
+    const Cut cut = job.cut;
     // Four warps stay together, also where W ends.
     const bool works =
         (kByFour || warp % kTiles < job.tiles) && warp / kTiles * kOwn * 8 < job.rows;
-    const Copies own = Copies::of(job);
     Sums sum[2] = {}, chain;
-    restart(job, chain);
-    Turn::start();
+    restart(cut, chain);
+    open_room(job);
     Order next{0, 0}, now{0, 0};
-    Turn turn{0, 0};
+    Turn turn{0, 1};
     u32 sent = 0;
 #pragma unroll 1
-    for (; sent + 1 < kDepth; ++sent) {
-      if (next.at >= job.groups) continue;
-      if (Copies::are_mine(sent)) own.send(job, next.chunk, turn.at(), turn.full());
-      next.advance(job);
+    for (; sent != kDepth - 1; ++sent) {
+      if (next.at == cut.groups) break;
+      turn.send(sent, next.chunk);
+      next.advance(cut);
       turn = turn.next();
     }
     turn = {0, 0};
 #pragma unroll 1
-    for (u32 at = 0; at < job.groups; ++sent) {
+    for (u32 at = 0; at < cut.groups;) {
       turn.wait(turn.full());
       if (works) add_chunk(turn.at(), warp, sum);
       turn.leave();
-      if (next.at < job.groups) {
-        const Turn last = turn.last();
-        if (Copies::are_mine(sent)) {
-          last.wait(last.empty());  // at first that of a phase before the first, which is over
-          own.send(job, next.chunk, last.at(), last.full());
-        }
-        next.advance(job);
+      if (next.at < cut.groups) {
+        turn.last().send(sent++, next.chunk);
+        next.advance(cut);
       }
       turn = turn.next();
-      now.advance(job);
+      now.advance(cut);
 #pragma unroll 1
       for (; at < now.at; ++at) {  // also groups without a chunk
-        if (works) close_group(job, at, warp, sum, chain);
+        if (works) close_group(cut, at, warp, sum, chain);
       }
     }
-    if (works) finish(task, job, warp, chain);
-    Turn::stop();
+    if (works) finish(task, room().job, warp, chain);
+    close_room();
   }
 
   // Two mma of each half of a chunk, one a chain: in the order of MatvecActivations' pairs.
@@ -285,17 +292,17 @@ struct matvec_wide : RingBody<matvec_wide> {
   }
 
   // A chain of one group is that, whatever the sign of its zero: -0 + v = v for every v.
-  GPURT_FN static void restart(const Job& job, Sums& chain) {
+  GPURT_FN static void restart(const Cut& cut, Sums& chain) {
 #pragma unroll
     for (u32 n = 0; n < kOwn; ++n) {
 #pragma unroll
-      for (u32 i = 0; i < 4; ++i) chain[n][i] = job.groups < 4 ? -0.0f : 0.0f;
+      for (u32 i = 0; i < 4; ++i) chain[n][i] = cut.groups < 4 ? -0.0f : 0.0f;
     }
   }
 
   // As MatvecTask::sum_groups adds them. After the last group `chain` is the sum of all.
-  GPURT_FN static void close_group(const Job& job, u32 at, u32 warp, Sums (&sum)[2], Sums& chain) {
-    const u32 log2 = of_chain_log2(job), number = at >> log2;  // of its chain
+  GPURT_FN static void close_group(const Cut& cut, u32 at, u32 warp, Sums (&sum)[2], Sums& chain) {
+    const u32 number = at >> cut.chain_log2;  // of its chain
 #pragma unroll
     for (u32 n = 0; n < kOwn; ++n) {
 #pragma unroll
@@ -304,13 +311,13 @@ struct matvec_wide : RingBody<matvec_wide> {
         sum[0][n][i] = sum[1][n][i] = 0;
       }
     }
-    if ((at + 1) >> log2 == number) return;
+    if ((at + 1) >> cut.chain_log2 == number) return;
     const u32 place = number / 2;
     if (number % 2 == 1) add_parked(place, warp, chain);
     if (number == 3) add_parked(0, warp, chain);
-    if (at + 1 == job.groups) return;
+    if (at + 1 == cut.groups) return;
     put(place, warp, chain);
-    restart(job, chain);
+    restart(cut, chain);
   }
 
   // Where this thread's outputs lie: rows g and g + 8 of W of step rows 2c and 2c + 1 of each tile.

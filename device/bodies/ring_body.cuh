@@ -23,13 +23,17 @@ struct RingBody {
 
   template <u32 WAY>
   GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32&, Carry&) {
-    StageCursor own = cursor;
     u32 stall = 0;
     for (u32 i = 0; i < kStageCount; ++i, cursor.advance()) stall += wait_stage(cursor);
     trace_stall(turn, stall);
     Slot& slot = slot_of(turn);
     Body::run(slot.record, context_of(slot, shared().ring[0]));
-    for (u32 i = 0; i < kStageCount; ++i, own.advance()) release_stage(own);
+    fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {  // all stages, so their order is nobody's business
+      for (u32 i = 0; i < kStageCount; ++i)
+        mbarrier_arrive(shared_address(&shared().stage_empty[i]));
+    }
     team_sync();  // whoever uses the scratch next need not ask
   }
 };

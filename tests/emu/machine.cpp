@@ -288,7 +288,7 @@ unsigned block_threads() {
 }
 
 void mbarrier_init(unsigned at, unsigned arrivals) {
-  running->block->mbarriers.insert(at);
+  if (!running->block->mbarriers.insert(at).second) fail("an mbarrier is alive there already");
   const short count = static_cast<short>(arrivals);
   mbarrier_at(at) = {count, count, 0, 0};
 }

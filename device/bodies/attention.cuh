@@ -167,11 +167,12 @@ struct attention_of {
 
   // The tile that begins with this row, of rows before `end`; its first heads. A row on a branch of
   // a tree finds positions where others do not, so it has a tile of its own.
+  template <u32 ROWS = kRows>
   GPURT_FN static AttentionTile tile_at(u32 row, u32 end) {
     AttentionTile tile{row, 0, 0, kHeads, ~0u, 0};
     const u32 slot = place(row).slot;
 #pragma unroll 1
-    for (; tile.rows < kRows && row < end && place(row).slot == slot; ++row, ++tile.rows) {
+    for (; tile.rows < ROWS && row < end && place(row).slot == slot; ++row, ++tile.rows) {
       const bool is_alone = is_on_branch(place(row).ancestors());
       if (is_alone && tile.rows != 0) break;
       tile.seen = min(tile.seen, seen_from(place(row)));
@@ -447,24 +448,34 @@ struct attention_of {
       const u32 row = tile.row_of(job / kFours);
       const u32 head = s.kv_head * GROUP + tile.head_of(job / kFours);
       const u32 element = head * D + four * 4;
-      // Gates lie behind all query heads of a row.
-      const u64 gates = reinterpret_cast<u64>(s.q + (u64(row) * 2 + 1) * s.heads * D + element);
+      const u64 gates = gates_of(s, row, element);
       uint4 gate{};
       if constexpr (EXTRAS) {
         if (s.gated) gate = ld_relaxed_b128(gates);  // before it is needed
       }
       f32 out[4], top;
       const f32 total = merge_sums(job / kFours, four, out, top);
-#pragma unroll
-      for (u32 i = 0; i < 4; ++i) out[i] = __fdividef(out[i], total);
-      if constexpr (EXTRAS) {
-        if (s.out_eps > 0) norm_head<D>(s.out_eps, out);
-        if (s.gated) gate_head(gate, gates, s.q_payload, out);
-      }
-      if (base + threadIdx.x % 32 < jobs)
-        store_granule(reinterpret_cast<u64>(s.out + u64(row) * s.heads * D + element), out[0],
-                      out[1], out[2], out[3]);
+      finish_four(s, row, element, gate, gates, total, out, base + threadIdx.x % 32 < jobs);
     }
+  }
+
+  // Gates lie behind all query heads of a row.
+  GPURT_FN static u64 gates_of(const AttentionShape& s, u32 row, u32 element) {
+    return reinterpret_cast<u64>(s.q + (u64(row) * 2 + 1) * s.heads * D + element);
+  }
+
+  // Four outputs from their sums and the gate that was read at `gates`. All lanes of a warp.
+  GPURT_FN static void finish_four(const AttentionShape& s, u32 row, u32 element, uint4 gate,
+                                   u64 gates, f32 total, f32 (&out)[4], bool stores) {
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) out[i] = __fdividef(out[i], total);
+    if constexpr (EXTRAS) {
+      if (s.out_eps > 0) norm_head<D>(s.out_eps, out);
+      if (s.gated) gate_head(gate, gates, s.q_payload, out);
+    }
+    if (stores)
+      store_granule(reinterpret_cast<u64>(s.out + u64(row) * s.heads * D + element), out[0], out[1],
+                    out[2], out[3]);
   }
 };
 

@@ -7,6 +7,7 @@
 // spans attention_split_of's, of which the task has all. A chunk of positions is read for eight
 // columns at a time (attention_mma_tiles.cuh), whose sums take the whole weight ring.
 #pragma once
+#include "attention_alone.cuh"
 #include "attention_split.cuh"
 #include "ring_body.cuh"
 
@@ -54,8 +55,23 @@ struct attention_rows_of {
   GPURT_FN static void attend() {
     if constexpr (SPLIT) {
       attention_split_of<D, GROUP, CACHE, EXTRAS, kTiles>::attend();
+    } else if constexpr (Whole::kIsMma) {
+      attend_alone();
     } else {
       Whole::attend();
+    }
+  }
+
+  // As many rows at a time as there is room for queries.
+  GPURT_FN static void attend_alone() {
+    const AttentionShape& s = Whole::shape();
+#pragma unroll 1
+    for (u32 first = s.row_begin; first < s.row_end; first = Whole::queries_end(first)) {
+      const u32 end = Whole::queries_end(first);
+      Whole::make_vectors(Crew::team(), 0, first, end - first);
+      team_sync();
+      AttentionAlone<Whole, D, GROUP, CACHE, EXTRAS>::attend(first, end);
+      team_sync();
     }
   }
 };

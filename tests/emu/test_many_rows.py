@@ -68,8 +68,9 @@ def test_packed_tiles_of_every_size(most: int, monkeypatch: pytest.MonkeyPatch) 
     test_matvec.test_many_rows_by_packed_tiles_of_every_size(most, monkeypatch)
 
 
-def test_many_rows_of_attention_have_the_bits_of_few() -> None:
-    rows.check(*rows.CASES[2], "bf16", rows.extras.CONTEXT)
+@pytest.mark.parametrize("case", [1, 2])  # heads of 128, three a key; of 64 and a window
+def test_many_rows_of_attention_have_the_bits_of_few(case: int) -> None:
+    rows.check(*rows.CASES[case], "bf16", rows.extras.CONTEXT)
 
 
 def test_many_rows_over_a_span_have_the_bits_of_few() -> None:

@@ -45,7 +45,7 @@ struct matvec_wide : RingBody<matvec_wide> {
 
   // How K is cut: its groups are added in chains of 2^chain_log2.
   struct Cut {
-    u32 chunks, groups, chain_log2;
+    u32 chunks, groups, groups_log2, chain_log2;
   };
 
   // What all lanes share.
@@ -58,17 +58,13 @@ struct matvec_wide : RingBody<matvec_wide> {
 
   // Chunks as they are taken: group by group, chain by chain.
   struct Order {
-    u32 at, chunk;  // number of the group in this order
-
-    GPURT_FN void advance(const Cut& cut) {
-      chunk += cut.groups;
-      while (chunk >= cut.chunks && ++at < cut.groups) chunk = group(cut, at);
-    }
-
-   private:
+    // The group that is number `at` of this order, and how many chunks it has.
     GPURT_FN static u32 group(const Cut& cut, u32 at) {
       if (cut.groups < 4) return at;
       return (at & ((1u << cut.chain_log2) - 1)) * 4 + (at >> cut.chain_log2);
+    }
+    GPURT_FN static u32 chunks(const Cut& cut, u32 at) {
+      return (cut.chunks - group(cut, at) + cut.groups - 1) >> cut.groups_log2;
     }
   };
 
@@ -94,6 +90,7 @@ struct matvec_wide : RingBody<matvec_wide> {
     }
     job.cut.chunks = (task.param[T::kK] + 63) / 64;
     job.cut.groups = 16 / size;
+    job.cut.groups_log2 = 31 - __clz(static_cast<i32>(job.cut.groups));
     job.tiles = (task.tile[1] - task.tile[0] + 15) / 16;
     job.rows = min(task.tile[3], all_rows(task)) - task.tile[2];
     job.first = tile - begin;
@@ -136,13 +133,24 @@ struct matvec_wide : RingBody<matvec_wide> {
     u64 full[kDepth], empty[kDepth];  // mbarriers of stages
     Job job;
     Copies copies[kTiles];
+    u16 order[1];  // the chunk that is taken as number i
   };
-  static_assert(kDepth * kStage + kParked + sizeof(Room) <= kRingBytes);
+  static constexpr u32 kChunksMax = (kRingBytes - kDepth * kStage - kParked - sizeof(Room)) / 2;
+  static_assert(kChunksMax >= 2048);
   GPURT_FN static Room& room() {
     return *reinterpret_cast<Room*>(shared().ring[0] + kDepth * kStage + kParked);
   }
   // Anew for each task: the ring is not ours between two.
   GPURT_FN static void open_room(const Job& job) {
+    const Cut& cut = job.cut;
+    u16* order = room().order;
+    for (u32 at = threadIdx.x; at < cut.groups; at += kTeamThreads) {
+      u32 first = 0;
+      for (u32 i = 0; i < at; ++i) first += Order::chunks(cut, i);
+      const u32 group = Order::group(cut, at);
+      for (u32 chunk = group; chunk < cut.chunks; chunk += cut.groups)
+        order[first++] = static_cast<u16>(chunk);
+    }
     if (threadIdx.x < kTiles) room().copies[threadIdx.x] = Copies::of(job, threadIdx.x);
     if (threadIdx.x == 0) {
       room().job = job;
@@ -189,13 +197,14 @@ struct matvec_wide : RingBody<matvec_wide> {
       __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(empty());
     }
-    // As chunk `number` of all: four warps by turns, a lane each.
-    GPURT_FN void send(u32 number, u32 chunk) const {
+    // Chunk `number` of the order: four warps by turns, a lane each.
+    GPURT_FN void send(u32 number) const {
       const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
       const u32 part = kTeamWarps == 1 ? lane : warp % kTiles;
       if (kTeamWarps == 1 ? lane >= kTiles
                           : lane != 0 || warp / kTiles != number % (kTeamWarps / kTiles))
         return;
+      const u32 chunk = room().order[number];
       wait(empty());  // of a fresh stage: the phase before the first, which is over
       room().copies[part].send(part, chunk, at(), full());
     }
@@ -212,32 +221,22 @@ struct matvec_wide : RingBody<matvec_wide> {
     Sums sum[2] = {}, chain;
     restart(cut, chain);
     open_room(job);
-    Order next{0, 0}, now{0, 0};
     Turn turn{0, 1};
     u32 sent = 0;
 #pragma unroll 1
-    for (; sent != kDepth - 1; ++sent) {
-      if (next.at == cut.groups) break;
-      turn.send(sent, next.chunk);
-      next.advance(cut);
-      turn = turn.next();
-    }
+    for (; sent != min(kDepth - 1, cut.chunks); ++sent, turn = turn.next()) turn.send(sent);
     turn = {0, 0};
 #pragma unroll 1
-    for (u32 at = 0; at < cut.groups;) {
-      turn.wait(turn.full());
-      if (works) add_chunk(turn.at(), warp, sum);
-      turn.leave();
-      if (next.at < cut.groups) {
-        turn.last().send(sent++, next.chunk);
-        next.advance(cut);
-      }
-      turn = turn.next();
-      now.advance(cut);
+    for (u32 at = 0; at < cut.groups; ++at) {
 #pragma unroll 1
-      for (; at < now.at; ++at) {  // also groups without a chunk
-        if (works) close_group(cut, at, warp, sum, chain);
+      for (u32 left = Order::chunks(cut, at); left != 0; --left) {
+        turn.wait(turn.full());
+        if (kByFour || works) add_chunk(turn.at(), warp, sum);
+        turn.leave();
+        if (sent < cut.chunks) turn.last().send(sent++);
+        turn = turn.next();
       }
+      if (works) close_group(cut, at, warp, sum, chain);
     }
     if (works) finish(task, room().job, warp, chain);
     close_room();

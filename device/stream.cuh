@@ -104,12 +104,16 @@ GPURT_FN void trace_stall(u32 turn, u32 cycles) {
   if (is_trace_lane()) slot_of(turn).stall += cycles;
 }
 
+// Whether a body with kEntersEarly has edges to wait for.
+GPURT_FN bool has_edges(const Slot& slot) {
+  return slot.record.wait_count != 0 && slot.is_met == kNotMet;
+}
+
 // By a body with kEntersEarly, all threads of the team, once: its counter edges, a lane of the
 // first warp each, then a team barrier. False, for all alike: they never will be met, and the body
 // returns.
-GPURT_FN bool wait_edges(const BodyContext& context) {
-  Slot& slot = *context.slot;
-  if (slot.record.wait_count == 0 || slot.is_met != kNotMet) return true;
+GPURT_FN bool wait_edges(Slot& slot) {
+  if (!has_edges(slot)) return true;
   const u32 lane = threadIdx.x;
   if (lane < 32) {
     const bool passed =
@@ -123,6 +127,9 @@ GPURT_FN bool wait_edges(const BodyContext& context) {
   const bool runs = slot.kind == kSlotTask;  // before the clock: see enter_slot()
   if (runs && is_trace_lane()) slot.met = clock_cycles_low();
   return runs;
+}
+GPURT_FN bool wait_edges(const BodyContext& context) {
+  return wait_edges(*context.slot);
 }
 
 // Arguments with two sets point to the round's from here on: the loops of experts ask for none.

@@ -115,7 +115,11 @@ GPURT_FN TeamState run_hot_tasks(TeamState state) {
   constexpr bool is_way_late = Body::kWayIsChosen && kTeamWarps != 1;
   typename Body::Carry carry{};  // undefined words would lie in local memory
   for (;;) {
-    Body::template run_hot<WAY>(turn, cursor, half, carry);
+    if constexpr (EntersEarly<Body>) {
+      if (!Body::template run_hot<WAY>(turn, cursor, half, carry)) break;  // open_slot() sees why
+    } else {
+      Body::template run_hot<WAY>(turn, cursor, half, carry);
+    }
     trace_end(turn);
     finish_slot(turn);
     ++turn;
@@ -129,7 +133,7 @@ GPURT_FN TeamState run_hot_tasks(TeamState state) {
     if (differs != 0) break;
     if constexpr (is_way_late) {
       if (!enter_alone(turn) || Body::way_of(slot) != WAY) break;
-    } else if (!enter_slot(turn, false, syncs)) {
+    } else if (!enter_slot(turn, false, syncs, EntersEarly<Body>)) {
       break;
     }
   }

@@ -188,21 +188,11 @@ struct matvec : MatvecTask {
   // All that the end of the task needs is worked out before its inputs are there, and pinned.
   template <u32 X, u32 ROWS, u32 SHARE>
   GPURT_FN static void run_team(u32 turn, StageCursor& cursor, u32& half) {
-    using Activations = MatvecActivations<X, ROWS, false, SHARE>;
-    constexpr u32 kTiles = Activations::kTiles;
     const Shape s = shape_of(slot_of(turn).record);
-    const u32 warp = threadIdx.x / 32;
     Sums<X, ROWS, SHARE> w{};
-    w.chunk = warp >> s.tile_log2;
-    w.step = Activations::kChunkBytes << (4 - s.tile_log2);
-    start(w.x, slot_of(turn), s, w.chunk);
-#pragma unroll
-    for (u32 i = 0; i < Activations::kAhead; ++i) {
-      w.x.load(i, i * w.step);
-      w.x.load_norm(i, i * w.step, s.norm);
-    }
-    if constexpr (kTiles == 2) half = 0;
-    u32 base = shared_address(&half_of(half)), part = part_offset(s, warp);
+    start_sums(w, slot_of(turn), s);
+    if constexpr (w.kTiles == 2) half = 0;
+    u32 base = shared_address(&half_of(half)), part = part_offset(s, threadIdx.x / 32);
     Output o = first_output(s, 0, s.rows, turn);
     pin(o.y), pin(o.part), pin(o.bits), pin(part), pin(base);
     if (X == kBf16) {
@@ -215,24 +205,76 @@ struct matvec : MatvecTask {
     } else {
       sum_chunks(w, s, s.norm, cursor, turn);
     }
+    store_sums(w, s, base, part);
+    team_sync();
+    finish_rows<ROWS>(base, s, 0, s.rows, turn, o);
+    end_half(half);
+    trace_stall(turn, w.stall);
+  }
+
+  // One row of bf16: it begins before its counter edges are met. Until then who makes outputs goes
+  // once through their code, and stores nothing: it is in the instruction cache then when the sums
+  // are there. A residual that is polled would be waited for.
+  template <u32 X>
+  GPURT_FN static bool run_early(u32 turn, StageCursor& cursor, u32& half) {
+    const Shape s = shape_of(slot_of(turn).record);
+    u32 base = shared_address(&half_of(half)), part = part_offset(s, threadIdx.x / 32);
+    Output o = output_of(slot_of(turn).record, s, threadIdx.x, 0, s.rows, slot_of(turn).round);
+    pin(o.y), pin(o.part), pin(o.bits), pin(part), pin(base);
+    bool is_dry = has_edges(slot_of(turn)) && (s.flags & kResidualPayload) == 0;
+#pragma unroll 1
+    for (;; is_dry = false) {
+      if (!is_dry) {
+        if (!wait_edges(slot_of(turn))) return false;
+        load_residual(s, o);
+        Sums<X, 1> w{};
+        start_sums(w, slot_of(turn), s);
+        sum_chunks(w, s, 0, cursor, turn);
+        store_sums(w, s, base, part);
+        trace_stall(turn, w.stall);
+        team_sync();
+      }
+      finish_rows<1>(base, s, 0, s.rows, turn, o, is_dry);
+      if (!is_dry) break;
+    }
+    end_half(half);
+    return true;
+  }
+
+  template <u32 X, u32 ROWS, u32 SHARE>
+  GPURT_FN static void start_sums(Sums<X, ROWS, SHARE>& w, const Slot& slot, const Shape& s) {
+    w.chunk = threadIdx.x / 32 >> s.tile_log2;
+    w.step = w.x.kChunkBytes << (4 - s.tile_log2);
+    start(w.x, slot, s, w.chunk);
 #pragma unroll
-    for (u32 t = 0; t < kTiles; ++t) {
+    for (u32 i = 0; i < w.x.kAhead; ++i) {
+      w.x.load(i, i * w.step);
+      w.x.load_norm(i, i * w.step, s.norm);
+    }
+  }
+
+  template <u32 X, u32 ROWS, u32 SHARE>
+  GPURT_FN static void store_sums(const Sums<X, ROWS, SHARE>& w, const Shape& s, u32 base,
+                                  u32 part) {
+    const u32 warp = threadIdx.x / 32;
+#pragma unroll
+    for (u32 t = 0; t < w.kTiles; ++t) {
       store_part(base + part + t * kRowTile * kTokenFloats * 4, w.sum[t], s.rows - t * kRowTile);
       if ((s.flags & kHasNorm) != 0) {
-        const f32 all = Activations::sum_squares(w.squares[t]);
+        const f32 all = w.x.sum_squares(w.squares[t]);
         if ((warp & ((1u << s.tile_log2) - 1)) == 0)
           store_squares(base + kSquares<ROWS> + t * kRowTile * kGroupStride * 4,
                         warp >> s.tile_log2, all);
       }
     }
-    team_sync();
-    finish_rows<ROWS>(base, s, 0, s.rows, turn, o);
-    // With one half at a time not needed for safety: the halves take turns. But what the other
-    // warps do next, fetching other code and polling, slows the one warp that all SMs wait for
-    // (1.45 -> 1.34 us a hop).
+  }
+
+  // With one half at a time not needed for safety: the halves take turns. But what the other warps
+  // do next, fetching other code and polling, slows the one warp that all SMs wait for (1.45
+  // -> 1.34 us a hop).
+  GPURT_FN static void end_half(u32& half) {
     team_sync();
     half ^= 1;
-    trace_stall(turn, w.stall);
   }
 
   // This thread's first output of `rows` step rows from row `first` on, its residual under way.
@@ -241,6 +283,12 @@ struct matvec : MatvecTask {
     Output o = output_of(slot.record, s, threadIdx.x, first, rows, slot.round);
     load_residual(s, o);
     return o;
+  }
+
+  // Whether a way's tasks begin before their counter edges are met. Of floats, and of more rows,
+  // registers do not suffice; a table's rows are counted behind them.
+  GPURT_FN static constexpr bool is_early(u32 x, u32 rows) {
+    return kTeamWarps != 1 && x == kBf16 && rows == 1 && !kOwnRows;
   }
 
   // ---- a team of 1 warp: all virtual warps, their sums in shared memory
@@ -344,6 +392,7 @@ struct matvec : MatvecTask {
   static constexpr u32 kWays = kTeamWarps == 1 ? 2 : kMatvecShares ? 7 : 6;
   static constexpr bool kLeavesScratch = false;
   static constexpr bool kWayIsChosen = false;
+  static constexpr bool kEntersEarly = true;
   struct Carry {};
 
   // Whether a task without counter edges must follow a team barrier: an ordinary input may be what
@@ -366,16 +415,25 @@ struct matvec : MatvecTask {
   }
 
   template <u32 WAY>
-  GPURT_FN static void run_hot(u32 turn, StageCursor& cursor, u32& half, Carry&) {
-    constexpr u32 x = WAY % 2 == 1 ? kBf16 : kF32;
+  GPURT_FN static bool run_hot(u32 turn, StageCursor& cursor, u32& half, Carry&) {
+    constexpr u32 x = WAY % 2 == 1 ? kBf16 : kF32, rows = WAY < 2 ? 1 : WAY < 4 ? 8 : 16;
+    if constexpr (!is_early(x, rows)) {
+      if (!wait_edges(slot_of(turn))) return false;
+    }
     if constexpr (kOwnRows) {
-      if (MatvecStep::is_void(slot_of(turn).record)) return MatvecStep::pass_void(cursor);
+      if (MatvecStep::is_void(slot_of(turn).record)) {
+        MatvecStep::pass_void(cursor);
+        return true;
+      }
     }
     if constexpr (kTeamWarps == 1) {
       run_single<x>(turn, cursor);
+    } else if constexpr (is_early(x, rows)) {
+      return run_early<x>(turn, cursor, half);
     } else {
-      run_team<x, (WAY < 2 ? 1 : WAY < 4 ? 8 : 16), (WAY == 6 ? kShare : 1)>(turn, cursor, half);
+      run_team<x, rows, (WAY == 6 ? kShare : 1)>(turn, cursor, half);
     }
+    return true;
   }
 };
 

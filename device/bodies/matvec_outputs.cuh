@@ -224,14 +224,14 @@ struct MatvecTask {
   }
 
   // To every rank that gets it: the four lanes of a granule share its copies. All lanes of a warp.
-  GPURT_FN static void publish(const Shape& s, u32 turn, const Output& o, f32 value) {
+  GPURT_FN static void publish(const Shape& s, u32 turn, const Output& o, f32 value, bool is_dry) {
     const u32 lane = threadIdx.x % 32, first = lane & ~3u;
     u32 word = __float_as_uint(value);
     if ((s.flags & kYPayload) != 0) word = canonical_f32(word);
     uint4 granule;
     granule.x = __shfl_sync(~0u, word, first), granule.y = __shfl_sync(~0u, word, first + 1);
     granule.z = __shfl_sync(~0u, word, first + 2), granule.w = __shfl_sync(~0u, word, first + 3);
-    if ((o.bits & kStores) == 0) return;
+    if ((o.bits & kStores) == 0 || is_dry) return;
     const u32* param = slot_of(turn).record.param + kYRanks;
 #pragma unroll 1
     for (u32 i = lane % 4, count = Copies::count_of(param); i < count; i += 4)
@@ -239,13 +239,13 @@ struct MatvecTask {
   }
 
   // All lanes of a warp.
-  GPURT_FN static void store(const Shape& s, u32 turn, const Output& o, f32 value) {
+  GPURT_FN static void store(const Shape& s, u32 turn, const Output& o, f32 value, bool is_dry) {
     if constexpr (kMatvecPublished) {
-      if ((s.flags & kPublished) != 0) return publish(s, turn, o, value);
+      if ((s.flags & kPublished) != 0) return publish(s, turn, o, value, is_dry);
     }
     const u32 paired = (s.flags & kPaired) != 0 ? 1 : 0;
     if ((s.flags & kYPayload) == 0) {
-      if ((o.bits & kStores) == 0) return;
+      if ((o.bits & kStores) == 0 || is_dry) return;
       if ((s.flags & kYBf16) != 0) {
         *at<u16>(o.y) = static_cast<u16>(pack_bf16x2(value, 0.0f));
       } else {
@@ -263,7 +263,7 @@ struct MatvecTask {
     granule.y = __shfl_down_sync(~0u, granule.x, apart);
     granule.z = __shfl_down_sync(~0u, granule.x, 2 * apart);
     granule.w = __shfl_down_sync(~0u, granule.x, 3 * apart);
-    if ((o.bits & kStores) != 0) st_relaxed_b128(o.y, granule);
+    if ((o.bits & kStores) != 0 && !is_dry) st_relaxed_b128(o.y, granule);
   }
 
   // 1 / sqrt(mean square + eps) of a row from its squares, K group by K group at shared address
@@ -301,18 +301,20 @@ struct MatvecTask {
 
   // All lanes of a warp. `parts`: shared address of the Parts that the team has filled.
   template <u32 ROWS>
-  GPURT_FN static void finish(u32 parts, const Shape& s, u32 turn, Output& o) {
+  GPURT_FN static void finish(u32 parts, const Shape& s, u32 turn, Output& o, bool is_dry) {
     f32 value = sum_of(parts + o.part, s.tile_log2);
     if ((s.flags & kExtras) != 0) value = add_extras<ROWS>(parts, s, turn, o, value);
-    store(s, turn, o, value);
+    store(s, turn, o, value, is_dry);
   }
 
   // The outputs of `rows` step rows from row `first` on, a lane each; `o` is this thread's first.
+  // is_dry: goes through the code alone.
   template <u32 ROWS>
   GPURT_FN static void finish_rows(u32 parts, const Shape& s, u32 first, u32 rows, u32 turn,
-                                   Output& o) {
+                                   Output& o, bool is_dry = false) {
     for (u32 at = threadIdx.x; (o.bits & kWorks) != 0;) {
-      finish<ROWS>(parts, s, turn, o);
+      finish<ROWS>(parts, s, turn, o, is_dry);
+      if (is_dry) break;
       at += kTeamThreads;
       if (at - at % 32 >= rows << (4 + s.tile_log2)) break;
       const Slot& slot = slot_of(turn);

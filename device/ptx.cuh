@@ -332,6 +332,12 @@ GPURT_FN f32 ex2_approx_ftz(f32 x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
   return v;
 }
+// 1 / x to 1 ulp; 0 of infinity.
+GPURT_FN f32 rcp_approx_ftz(f32 x) {
+  f32 v;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+  return v;
+}
 // Two floats to a pair of bf16, round to nearest even; NaN becomes 0x7FFF, never the sentinel.
 GPURT_FN u32 pack_bf16x2(f32 low, f32 high) {
   u32 v;

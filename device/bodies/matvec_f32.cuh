@@ -41,7 +41,8 @@ struct matvec_f32 {
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     const u32 granules = task.param[kK] / 4, lane = context.thread % 32;
     TileRows rows{task.tile[2], task.tile[2] + 1};
-    bool waits = true;
+    bool waits = true;  // until then all of it is gone through once for its code
+    store(*context.slot, context.scratch, rows, false);
 #pragma unroll 1
     for (u32 v = context.thread / 32; v < RowNorm::kVirtual; v += context.team_threads / 32) {
       u32 first = v * 32 + lane;
@@ -65,7 +66,7 @@ struct matvec_f32 {
       } while (first - lane < granules);
     }
     context.sync();
-    store(task, context, rows);
+    store(*context.slot, context.scratch, rows, true);
   }
 
  private:
@@ -153,10 +154,11 @@ struct matvec_f32 {
   }
 
   // A lane an output: the sums of all virtual warps; then a granule of four lanes, on every rank if
-  // so, the ranks dealt to these lanes.
-  GPURT_FN static void store(const TaskRecord& task, const BodyContext& context,
-                             const TileRows& rows) {
-    const Scratch& scratch = *reinterpret_cast<const Scratch*>(context.scratch);
+  // so, the ranks dealt to these lanes. Called twice: first for its code alone, and stores nothing.
+  __device__ __noinline__ static void store(Slot& slot, u8* room, TileRows rows, bool is_real) {
+    const TaskRecord& task = slot.record;
+    const BodyContext context = context_of(slot, room);
+    const Scratch& scratch = *reinterpret_cast<const Scratch*>(room);
     const u32 outputs = (rows.end - rows.begin) * kOutputs, lane = context.thread % 32;
 #pragma unroll 1
     for (u32 base = context.thread - lane; base < outputs; base += context.team_threads) {
@@ -171,7 +173,8 @@ struct matvec_f32 {
 #pragma unroll
       for (u32 o = 0; o < kOutputs; ++o)
         four[o] = __shfl_sync(~0u, y, (lane & ~(kOutputs - 1)) + o);
-      if (base + lane < outputs) put(task, context, rows.begin + row, lane % kOutputs, y, four);
+      put(task, context, rows.begin + row, lane % kOutputs, y, four,
+          is_real && base + lane < outputs);
     }
   }
 
@@ -189,7 +192,7 @@ struct matvec_f32 {
 
   // Output `o` of the four, or all of them on this lane's ranks: every fourth.
   GPURT_FN static void put(const TaskRecord& task, const BodyContext& context, u32 row, u32 o,
-                           f32 own, const f32 (&four)[kOutputs]) {
+                           f32 own, const f32 (&four)[kOutputs], bool stores) {
     const u64 base = reinterpret_cast<u64>(context.address<f32>(task, kArgY));
     const u32* published = task.param + kYRanks;
     if (kMatvecPublished && published[0] != 0) {
@@ -200,15 +203,15 @@ struct matvec_f32 {
         far[i] = Copies::offset_of(published, min(o + i * kOutputs, published[0] - 1));
 #pragma unroll
       for (u32 i = 0; i < kRanksMax / kOutputs; ++i) {
-        if (o + i * kOutputs < published[0])
+        if (stores && o + i * kOutputs < published[0])
           store_granule(first + far[i], four[0], four[1], four[2], four[3]);
       }
       return;
     }
     const u64 to = base + (u64(row) * task.param[kN] + task.tile[0]) * 4;
     if ((task.payload_mask & (1 << kArgY)) != 0) {
-      if (o == 0) store_granule(to, four[0], four[1], four[2], four[3]);
-    } else if (task.tile[0] + o < task.tile[1]) {
+      if (stores && o == 0) store_granule(to, four[0], four[1], four[2], four[3]);
+    } else if (stores && task.tile[0] + o < task.tile[1]) {
       at<f32>(to)[o] = own;
     }
   }

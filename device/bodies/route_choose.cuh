@@ -24,7 +24,7 @@ struct route_choose {
     const u32 warps = min(context.team_threads / 32, route::kKeyWords / experts);
 #pragma unroll 1
     for (u32 row = warp; warp < warps && row < count; row += warps)
-      route::choose(view, of_view, scratch, row, scratch.keys + warp * experts);
+      route::choose(view, of_view, scratch, row, scratch.keys + warp * experts, true);
     context.sync();
     if (route::stops(view, of_view, scratch, count, rows.begin)) return;
     u32* to = arg<u32>(task, kArgChosen) + u64{rows.begin} * top_k * 2;

@@ -193,6 +193,9 @@ inline u32 f16x2_from_e4m3x2(u16 bits) {
   }
   return pair;
 }
+inline f32 rcp_approx_ftz(f32 x) {
+  return 1.0F / x;
+}
 inline f32 ex2_approx_ftz(f32 x) {
   return exp2f(x);
 }

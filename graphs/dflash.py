@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurt.buffer import Buffer, DType, f32, u32
+from gpurt.buffer import Buffer, DType, bf16, f32, u32
 from gpurt.errors import GraphError
 from gpurt.graph import Graph, Operand
 from gpurt.graphs import weights as read
@@ -338,7 +338,9 @@ class _Builder:
         d = self.activation(f"draft.{at}.conv.d", w.shape[0])
         matvec(graph, x, w, d, norm=gain, eps=config.eps, name="conv")
         d = all_gather(graph, d, self.ranks)
-        a = self.activation(f"draft.{at}.a", config.hidden)
+        # What matvecs round to bf16 themselves on a GPU: there no bit changes.
+        dtype = bf16 if self.target.weight_dtype == bf16 else f32
+        a = graph.activation(f"draft.{at}.a", [self.capacity, config.hidden], dtype)
         block_conv(graph, x, d, base, a, side=0, gain=gain, eps=config.eps, name="conv_in")
         z, y = inner(a, None, None), self.activation(f"draft.{at}.y", config.hidden)
         block_conv(graph, z, d, base, y, side=1, residual=x, name="conv_out")

@@ -5,6 +5,7 @@
 // multiples of 4, and a group of channels is too or is one of 1 and 2: four columns lie in one
 // group or four coefficients are read.
 #pragma once
+#include "fragments.cuh"
 #include "row_norm.cuh"
 #include "rows.cuh"
 
@@ -12,6 +13,7 @@ namespace gpurt {
 
 struct block_conv {
   static constexpr u32 kRowsMax = 16;
+  static constexpr u32 kYDtype = 5, kYFragments = 6;  // parameters
 
   struct Scratch {
     RowNorm::Partial partial[kRowsMax];
@@ -74,7 +76,11 @@ struct block_conv {
                            constant.w + own.w),
                z, y);
     }
-    reinterpret_cast<float4*>(arg<f32>(task, 5) + at)[i] = y;
+    if (task.param[kYDtype] == kBf16) {
+      store_bf16x4(arg<u16>(task, 5), row, i, hidden, task.param[kYFragments], y);
+    } else {
+      reinterpret_cast<float4*>(arg<f32>(task, 5) + at)[i] = y;
+    }
   }
 
   // The row's coefficients of four columns.

@@ -5,6 +5,7 @@
 #include "context.hpp"
 #include "norm.hpp"
 #include "simd.hpp"
+#include "workspace.hpp"
 
 namespace gpurt::host {
 
@@ -15,7 +16,7 @@ struct ConvTask {
   const f32* d;         // [rows, 2, taps, hidden / group]
   const f32* base;      // [2, taps, hidden], from this side on
   const f32* residual;  // [rows, hidden]; null: zeros
-  f32* y;               // [rows, hidden]
+  f32* y;               // [hidden], a row
   u32 hidden, taps, group, side;
   f32 eps;
   u32 begin, end;  // columns
@@ -35,15 +36,14 @@ inline u32 rows_before(const RowState* rows, u32 row, u32 most) {
   return count;
 }
 
-/// y[row] += (base + d) * scale * gain * x[row - tap]
+/// y += (base + d) * scale * gain * x[row - tap]
 inline void conv_tap(const ConvTask& task, u32 row, u32 tap, f32 scale) {
   const f32* const from = task.x + u64{row - tap} * task.hidden;
   const f32* const base = task.base + u64{tap} * task.hidden;
   const f32* const dynamic = task.dynamic(row, tap);
-  f32* const y = task.y + u64{row} * task.hidden;
   for (u32 i = task.begin; i < task.end; ++i) {
     const f32 z = task.gain ? from[i] * scale * task.gain[i] : from[i];
-    y[i] += (base[i] + dynamic[i / task.group]) * z;
+    task.y[i] += (base[i] + dynamic[i / task.group]) * z;
   }
 }
 
@@ -58,7 +58,9 @@ struct block_conv {
     task.gain = arg<const f32>(record, 1);
     task.d = arg<const f32>(record, 2);
     task.residual = arg<const f32>(record, 4);
-    task.y = arg<f32>(record, 5);
+    const bool is_bf16 = record.param[5] == kBf16;
+    host::Workspace workspace(context, host::Workspace::padded<f32>(record.param[0]));
+    f32* const room = workspace.take<f32>(record.param[0]);
     task.hidden = record.param[0];
     task.taps = record.param[1];
     task.group = record.param[2];
@@ -68,7 +70,14 @@ struct block_conv {
     task.begin = record.tile[0];
     task.end = record.tile[1];
     const u32 rows = std::min(record.tile[3], context.step->rows);
-    for (u32 row = record.tile[2]; row < rows; ++row) run_row(task, context.rows, row);
+    for (u32 row = record.tile[2]; row < rows; ++row) {
+      const u64 at = u64{row} * task.hidden;
+      task.y = is_bf16 ? room : arg<f32>(record, 5) + at;
+      run_row(task, context.rows, row);
+      if (!is_bf16) continue;
+      auto* const y = arg<host::Bf16>(record, 5) + at;
+      for (u32 i = task.begin; i < task.end; ++i) y[i] = host::to_bf16(room[i]);
+    }
     return kFaultNone;
   }
 
@@ -76,7 +85,7 @@ struct block_conv {
   static void run_row(const host::ConvTask& task, const RowState* rows, u32 row) {
     const u64 at = u64{row} * task.hidden;
     for (u32 i = task.begin; i < task.end; ++i)
-      task.y[at + i] = task.residual ? task.residual[at + i] : 0.0F;
+      task.y[i] = task.residual ? task.residual[at + i] : 0.0F;
     const u32 before = host::rows_before(rows, row, task.taps - 1);
     for (u32 tap = 0; tap <= before; ++tap) {
       const f32* const x = task.x + u64{row - tap} * task.hidden;

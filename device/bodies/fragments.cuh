@@ -29,4 +29,11 @@ GPURT_FN u32 fragment_place(u32 row, u32 column, u32 tiles) {
          (row % 8 * 4 + granule % 4) * 16 + column % kEach * ELEMENT_BYTES;
 }
 
+// Columns 4i .. 4i + 3 of a row as bf16. width: of a row. tiles: as above.
+GPURT_FN void store_bf16x4(u16* y, u32 row, u32 i, u32 width, u32 tiles, const float4& v) {
+  u16* to = y + u64{row} * width + 4 * i;
+  if (kFragments && tiles != 0) to = y + fragment_place<2>(row, 4 * i, tiles) / 2;
+  *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16x2(v.x, v.y), pack_bf16x2(v.z, v.w));
+}
+
 }  // namespace gpurt

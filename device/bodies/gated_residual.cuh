@@ -132,15 +132,10 @@ struct gated_residual {
 
   // Granule `i` of a row of normed.
   GPURT_FN static void store_normed(const TaskRecord& task, u32 row, u32 i, const float4& v) {
-    const u64 begin = u64(row) * task.param[0];
     if (task.param[5] == kBf16) {
-      u16* to = arg<u16>(task, kNormed) + begin + 4 * i;
-      if (kFragments && task.param[kNormedFragments] != 0)
-        to = arg<u16>(task, kNormed) +
-             fragment_place<2>(row, 4 * i, task.param[kNormedFragments]) / 2;
-      *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16x2(v.x, v.y), pack_bf16x2(v.z, v.w));
+      store_bf16x4(arg<u16>(task, kNormed), row, i, task.param[0], task.param[kNormedFragments], v);
     } else {
-      reinterpret_cast<float4*>(arg<f32>(task, kNormed) + begin)[i] = v;
+      reinterpret_cast<float4*>(arg<f32>(task, kNormed) + u64(row) * task.param[0])[i] = v;
     }
   }
 

@@ -5,6 +5,8 @@
   d         [rows, 2 * taps * hidden / group]: side, tap, group; `group` channels share a value
   base      [2, taps, hidden]
 
+y is float32 or bf16: matvecs behind it round what they read to bf16, so then they read half the
+bytes and convert nothing.
 z before a block's first row is zero. A block is a run of rows of one sequence at positions one
 after another. A tile is a range of columns and of rows; each norms whole rows for itself, in one
 fixed order. On cuda that is most of its time, so a tile with a norm has one row.
@@ -20,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.buffer import bf16, f32
 from gpurt.errors import GraphError
+from gpurt.graphs.ops.dtypes import dtype_code
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 
 if TYPE_CHECKING:
@@ -43,10 +47,14 @@ def block_conv(
     eps: float = 0.0,
     name: str = "block_conv",
 ) -> Operator:
-    """Add the convolution. x, y, residual: [rows, hidden] f32. gain: [hidden] f32, with eps.
+    """Add the convolution. x, residual: [rows, hidden] f32. y: the same, or bf16. gain: [hidden]
+    f32, with eps.
 
-    side: 0 or 1. Raises: GraphError if d does not fit base and hidden.
+    side: 0 or 1. Raises: GraphError if d does not fit base and hidden, or for another dtype of y.
     """
+    dtype = region_of(y).buffer.dtype
+    if dtype not in (f32, bf16):
+        raise GraphError(f"y is {dtype} - at {graph.name}.{name} - use f32 or bf16")
     hidden, (_, taps, width) = region_of(x).shape[-1], region_of(base).shape
     per_tap = region_of(d).shape[-1] // (2 * taps)
     if width != hidden or hidden % per_tap or region_of(d).shape[-1] != 2 * taps * per_tap:
@@ -63,6 +71,8 @@ def block_conv(
         group=hidden // per_tap,
         side=side,
         eps=float(eps),
+        y_dtype=dtype_code(dtype),
+        y_fragments=0,
     )
 
 
@@ -95,6 +105,11 @@ def _tile(op: Operator, begin: int, size: int, first: int, last: int) -> Tile:
     return Tile(coords, tuple(reads), writes, cost_bytes=(last - first) * row_bytes)
 
 
+def fragments_block_conv(op: Operator, arg: str) -> bool:
+    """Whether its tasks write that argument in any order: as floats y is read as it lies."""
+    return arg == "y" and op.params["y_dtype"] == dtype_code(bf16)
+
+
 def block_conv_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step: StepRows) -> None:
     """The contract above, in float32."""
     rows, (side, taps) = len(step.token), (int(op.params["side"]), int(op.params["taps"]))
@@ -125,8 +140,9 @@ BLOCK_CONV = Body(
         Arg("residual", "r", optional=True),
         Arg("y", "w"),
     ),
-    params=("hidden", "taps", "group", "side", "eps"),
+    params=("hidden", "taps", "group", "side", "eps", "y_dtype", "y_fragments"),
     tile=tile_block_conv,
     reference=block_conv_reference,
     ranks=True,
+    fragments=fragments_block_conv,
 )

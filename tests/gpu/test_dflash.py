@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gpurt.graphs.ops.draft_rows import table_rows
+from gpurt.graphs.ops.dtypes import to_bf16
 from gpurt.runtime import Runtime
 from tests.gpu.one_op import TEAMS, reference, run_op, runner
 from tests.gpu.one_task import first_difference
@@ -52,6 +53,17 @@ def test_block_conv_equals_its_reference(
         )
     assert seen[0].tobytes() == seen[1].tobytes()
     assert np.isnan(seen[0][rows:]).all(), "rows past the table's were written"
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["normed", "plain"])
+def test_block_conv_in_bf16_is_what_matvecs_round(plain: bool) -> None:
+    seen, rounded = (
+        run(conv_case("two", 192, 2, 16, int(plain), plain, dtype))["y"]
+        for dtype in ("f32", "bf16")
+    )
+    rows = len(conv_case("two", 192, 2, 16, int(plain), plain)[2].slots)
+    assert rounded[:rows].tobytes() == to_bf16(seen[:rows]).tobytes()
+    assert (rounded[rows:] == 0x7FC0).all(), "rows past the table's were written"
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,15 @@ BLOCKS = {
 }
 
 
-def conv_case(blocks: str, hidden: int, taps: int, group: int, side: int, plain: bool) -> Case:
-    """plain: neither a norm nor a residual."""
+def conv_case(
+    blocks: str, hidden: int, taps: int, group: int, side: int, plain: bool, dtype: str = "f32"
+) -> Case:
+    """plain: neither a norm nor a residual. dtype: of y."""
     graph, step, rng = Graph(rows=CAPACITY, slots=4), blocks_step(BLOCKS[blocks]), _rng(hidden)
     widths = {"x": hidden, "d": 2 * taps * hidden // group, "y": hidden}
     widths |= {} if plain else {"residual": hidden}
-    made = {n: graph.activation(n, [CAPACITY, w], "f32") for n, w in widths.items()}
+    dtypes = {"y": dtype}
+    made = {n: graph.activation(n, [CAPACITY, w], dtypes.get(n, "f32")) for n, w in widths.items()}
     base = graph.weight("base", [2, taps, hidden], "f32", lambda: None)
     gain = None if plain else graph.weight("gain", [hidden], "f32", lambda: None)
     op = block_conv(graph, base=base, gain=gain, side=side, eps=1e-5, **made)
@@ -53,6 +56,8 @@ def conv_case(blocks: str, hidden: int, taps: int, group: int, side: int, plain:
     for name in widths:
         arrays[name][len(step.slots) :] = np.nan  # past the step's rows
     arrays["y"][...] = np.nan
+    if dtype == "bf16":
+        arrays["y"] = np.full(arrays["y"].shape, 0x7FC0, np.uint16)
     return op, arrays, step
 
 

@@ -15,6 +15,7 @@ from gpurt.graphs.ops.block_conv import block_conv
 from gpurt.graphs.ops.candidates import candidates
 from gpurt.graphs.ops.draft_rows import table_rows
 from gpurt.graphs.ops.draft_walk import draft_walk
+from gpurt.graphs.ops.dtypes import to_bf16
 from gpurt.graphs.ops.sample import sample_row
 from tests.gpu.one_op import reference, step_rows
 from tests.helpers.draft_ops import (
@@ -62,6 +63,16 @@ def test_block_conv_equals_its_reference(level, blocks, plain, hidden, taps, gro
     seen, wanted = run(case, level)["y"], reference(*case)["y"]
     assert np.allclose(seen[:rows], wanted[:rows], rtol=1e-5, atol=1e-5)
     assert np.isnan(seen[rows:]).all()
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["normed", "plain"])
+def test_block_conv_in_bf16_is_the_rounded_one(plain):
+    seen, rounded = (
+        run(conv_case("two", 48, 2, 16, int(plain), plain, dtype))["y"] for dtype in ("f32", "bf16")
+    )
+    rows = len(conv_case("two", 48, 2, 16, int(plain), plain)[2].slots)
+    assert np.array_equal(rounded[:rows], to_bf16(seen[:rows]))
+    assert (rounded[rows:] == 0x7FC0).all()
 
 
 def test_a_row_sees_no_row_of_another_block():

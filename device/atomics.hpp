@@ -52,18 +52,6 @@ using Value = typename Same<T>::type;
     __nv_atomic_store_n(p, value, __NV_ATOMIC_RELAXED, SCOPE);                \
   }                                                                           \
   template <class T>                                                          \
-  GPURT_FN T add_release##SUFFIX(T* p, Value<T> value) {                      \
-    return __nv_atomic_fetch_add(p, value, __NV_ATOMIC_RELEASE, SCOPE);       \
-  }                                                                           \
-  template <class T>                                                          \
-  GPURT_FN T add_relaxed##SUFFIX(T* p, Value<T> value) {                      \
-    return __nv_atomic_fetch_add(p, value, __NV_ATOMIC_RELAXED, SCOPE);       \
-  }                                                                           \
-  template <class T>                                                          \
-  GPURT_FN T add_acq_rel##SUFFIX(T* p, Value<T> value) {                      \
-    return __nv_atomic_fetch_add(p, value, __NV_ATOMIC_ACQ_REL, SCOPE);       \
-  }                                                                           \
-  template <class T>                                                          \
   GPURT_FN T exchange_acq_rel##SUFFIX(T* p, Value<T> value) {                 \
     return __nv_atomic_exchange_n(p, value, __NV_ATOMIC_ACQ_REL, SCOPE);      \
   }                                                                           \
@@ -74,6 +62,34 @@ using Value = typename Same<T>::type;
 GPURT_ATOMICS(, __NV_THREAD_SCOPE_DEVICE)
 GPURT_ATOMICS(_system, __NV_THREAD_SCOPE_SYSTEM)
 #undef GPURT_ATOMICS
+
+// In words of global memory, and said so: of the builtin's generic address the compiler asks
+// whether it is shared, after a trip to L2 that nobody else waits for.
+#define GPURT_ADD(NAME, ORDER_AND_SCOPE)                                   \
+  template <class T>                                                       \
+  GPURT_FN T NAME(T* p, Value<T> value) {                                  \
+    T old;                                                                 \
+    if constexpr (sizeof(T) == 8) {                                        \
+      asm volatile("atom." ORDER_AND_SCOPE ".global.add.u64 %0, [%1], %2;" \
+                   : "=l"(old)                                             \
+                   : "l"(p), "l"(value)                                    \
+                   : "memory");                                            \
+    } else {                                                               \
+      asm volatile("atom." ORDER_AND_SCOPE ".global.add.u32 %0, [%1], %2;" \
+                   : "=r"(old)                                             \
+                   : "l"(p), "r"(value)                                    \
+                   : "memory");                                            \
+    }                                                                      \
+    return old;                                                            \
+  }
+
+GPURT_ADD(add_release, "release.gpu")
+GPURT_ADD(add_relaxed, "relaxed.gpu")
+GPURT_ADD(add_acq_rel, "acq_rel.gpu")
+GPURT_ADD(add_release_system, "release.sys")
+GPURT_ADD(add_relaxed_system, "relaxed.sys")
+GPURT_ADD(add_acq_rel_system, "acq_rel.sys")
+#undef GPURT_ADD
 
 // Nothing: each poll is already a round trip to L2, and a sleep would lengthen every hop.
 GPURT_FN void pause() {}

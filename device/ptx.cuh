@@ -2,7 +2,7 @@
 //
 // A name says what the instruction guarantees: ld_relaxed_b128, mbarrier_arrive (release at CTA
 // scope), fence_proxy_async. Shared addresses are the 32-bit addresses of the shared window.
-// Counters and flags go through atomics.hpp, which needs no assembly.
+// Counters and flags go through atomics.hpp.
 #pragma once
 #include "types.hpp"
 

@@ -17,18 +17,18 @@ namespace gpurt {
 
 constexpr u32 kStageBytes = 32768;  // 16 units of 16 rows x 64 columns of bf16: a unit a warp
 constexpr u32 kScratchBytes = kTeamWarps == 1 ? 65536 : 32768;
-constexpr u32 kPassMakers = 4;  // warps that make outputs of sums which all have parked
-constexpr u32 kSlotCount = 8;   // the loader runs at most this many tasks ahead
+constexpr u32 kSlotCount = 8;  // the loader runs at most this many tasks ahead
 constexpr u32 kTeamThreads = kTeamWarps * 32;
 constexpr u32 kTeamBarrier = 1;
 constexpr u32 kBodyBarrier =
     2;  // this one and those behind it are for bodies, which leave them empty
 
 // Service warps follow the team's warps.
-constexpr u32 kLoaderWarp = kTeamWarps;          // takes tasks, fetches records, streams weights
+constexpr u32 kLoaderWarp = kTeamWarps;          // takes tasks, fetches records, finds experts
 constexpr u32 kStorerWarp = kTeamWarps + 1;      // signals, pushes, writes spans
 constexpr u32 kControllerWarp = kTeamWarps + 2;  // block 0 only: mirrors the host's words
-constexpr u32 kBlockThreads = (kTeamWarps + 3) * 32;
+constexpr u32 kStreamerWarp = kTeamWarps + 3;    // streams weights
+constexpr u32 kBlockThreads = (kTeamWarps + 4) * 32;
 
 static_assert(kTeamWarps == 16 || kTeamWarps == 1, "the virtual split of K is over 16 warps");
 static_assert(kStageRoom >= kStageBytes);
@@ -53,6 +53,7 @@ struct alignas(16) Slot {
   u32 kind;      // SlotKind
   u32 is_met;    // SlotEdges
   u32 met_turn;  // kTaskExpertStream: the turn for which the loader found the edges met
+  u32 parked;    // 1 + the pass where the team left its sums: the storer makes its outputs; 0: none
   // kTaskExpertStream: the words at kAddrExpertId, as the loader found them: expert id, its number
   // of users, row and pair of the first two. [1] comes last; kNotChosen until then, 0: not live.
   u32 chosen[kExpertWords];
@@ -78,15 +79,14 @@ struct SharedMemory {
   u64 stage_full[kStageCount];   // 1 arrival (the loader) and the stage's bytes
   u64 stage_empty[kStageCount];  // kTeamWarps arrivals
   u64 slot_full[kSlotCount];     // 2 arrivals: the loader, and its copies when they land
+  u64 slot_known[kSlotCount];    // 1 arrival (the loader): whose weights, and from where
   u64 slot_done[kSlotCount];     // kTeamWarps arrivals
-  u64 slot_empty[kSlotCount];    // 1 arrival (the storer)
-  u64 pass_parked[2];            // kTeamWarps arrivals: a pass's sums are there (expert_few.cuh)
-  u64 pass_made[2];              // kPassMakers: they were read
+  u64 slot_empty[kSlotCount];    // 2 arrivals: the storer, the streamer
   u32 leaving;                   // 1: every wait in this block ends; set once
-  u32 rows;                      // StepState::rows of the step whose gate the team passed
+  u32 step;                      // low word of the step whose gate the team passed
+  u32 rows;                      // its StepState::rows
   u32 sample_count;
   u32 gave_up;  // 1: a body's own wait for its edges was; no body runs any more
-  u32 passes;   // of partial sums that there were
 };
 static_assert(sizeof(SharedMemory) <= 232448,
               "227 KB is the most a block of sm_90 and sm_100 gets");

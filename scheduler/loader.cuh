@@ -1,14 +1,18 @@
-// Loader: the warp that runs ahead of its team. It takes tasks, brings their records into the slots
-// and their weights into the ring, and ends the team's loop.
+// Loader: two warps that run ahead of their team. One takes tasks, brings their records into the
+// slots, finds experts, looks at edges and ends the team's loop; the other one streams weights.
 //
-//   take (TaskSource) -> record copy -> slot_full        up to kSlotCount tasks ahead if static
-//   its stages, in order: wait stage_empty -> bulk copy -> stage_full
-//   an expert's: its decider's counter -> which expert, into the slot -> its stages; and whether
-//   its edges are met, into the slot too
+//   loader    take (TaskSource) -> record copy -> slot_full     up to kSlotCount tasks if static
+//             an expert's: its decider's counter -> which expert, into the slot; and whether its
+//             edges are met, into the slot too
+//             -> slot_known
+//   streamer  slot_known -> its stages, in order: stage_empty -> bulk copy -> stage_full
 //
-// One lane does it all: a bulk copy takes one thread about 115 ns to issue, a 32 KB stage takes
-// the memory a microsecond. Nothing in here blocks but the ends of rings: a queue that is still
-// empty never holds up the stream of a task already taken.
+// One lane of each. What the loader needs are trips to L2 in series, 4 us of a task of experts that
+// streams for 4.4: while one lane did both, all stages were free when the next copy began. The
+// streamer finds all it needs in the slot. A bulk copy takes one thread about 115 ns to issue, a
+// 32 KB stage takes the memory a microsecond.
+// Nothing in the loader blocks but the ends of rings: a queue that is still empty never holds up
+// what concerns a task already taken.
 // Weights depend on nothing, so they are fetched before any edge is met. Edges are the team's, but
 // for those of experts' tasks: they are met long before nearly always, so each warp goes from one
 // task to the next by a word of shared memory, without a barrier.
@@ -27,35 +31,109 @@ constexpr u32 kQueueAhead = 2;
 // Experts' tasks are many to a worker and of one size, and from one's end to the first byte of the
 // task then drawn lie a signal, a draw, a record and the expert's words, in series: 5 us.
 constexpr u32 kDynamicAhead = 4;
+constexpr u32 kRestNs = 1000;  // abort and exit are looked at on each 64th rest
+
+// Weights of the slots' tasks, in order, into the ring's stages.
+struct Streamer {
+  u32 issued = 0;  // stages filled
+  StageCursor cursor{0, 0};
+
+  // What a slot streams.
+  struct Range {
+    u64 from;
+    u32 left;         // bytes
+    u32 stage_bytes;  // how they are cut
+    u32 voids;        // stages without bytes: its table has no rows, or the ring is its room
+  };
+
+  // Of a slot about which all is known. Whatever it waits for, the block's leaving ends it.
+  __device__ void stream(const Slot& slot) {
+    Range range{};
+    if (!find(slot, range)) return;
+    while (range.left != 0 || range.voids != 0) {
+      if (!wait_empty()) return;
+      const u32 bytes = range.left < range.stage_bytes ? range.left : range.stage_bytes;
+      const u32 full = shared_address(&shared().stage_full[cursor.stage]);
+      mbarrier_arrive_expect(full, bytes);
+      if (range.voids == 0) {
+        bulk_copy_to_shared(shared_address(shared().ring[cursor.stage]), range.from, bytes, full);
+      } else {
+        --range.voids;
+      }
+      range.from += bytes;
+      range.left -= bytes;
+      ++issued;
+      cursor.advance();
+    }
+  }
+
+  // Until the copies under way have landed: then the block may end.
+  __device__ void drain() const {
+    const u32 last = issued < kStageCount ? issued : kStageCount;
+    for (u32 i = 0; i < last; ++i) {
+      // Stage of the i-th newest copy, and the parity of the phase that it completes.
+      const u32 index = issued - 1 - i;
+      const u32 full = shared_address(&shared().stage_full[index % kStageCount]);
+      while (!mbarrier_try_wait(full, index / kStageCount & 1)) {
+      }
+    }
+  }
+
+ private:
+  // The phase before a barrier's first counts as complete, so a fresh stage is empty.
+  __device__ bool wait_empty() const {
+    const u32 empty = shared_address(&shared().stage_empty[cursor.stage]);
+    while (!mbarrier_try_wait(empty, cursor.parity ^ 1)) {
+      if (is_leaving()) return false;
+    }
+    return true;
+  }
+
+  // False: the block leaves.
+  __device__ static bool find(const Slot& slot, Range& range) {
+    if (is_leaving()) return false;
+    const TaskRecord& record = slot.record;
+    range = {record.stream_base, record.stream_bytes, kStageBytes, 0};
+    if (streams_expert(record)) {
+      if (slot.chosen[1] == 0) range.left = 0;
+      range.from += u64{slot.chosen[0]} * record.param[kParamExpertStride] * 16;
+      range.stage_bytes = record.param[kParamExpertStage] * 16;
+    }
+    if (range.left != 0 && has_own_rows(record) && !choose_rows(slot, range)) return false;
+    // All stages, as they get free: the team has them until the task ends.
+    if (GPURT_RING != 0 && (record.flags & kTaskRing) != 0) range.voids = kStageCount;
+    return true;
+  }
+
+  // Whether the task's table will have rows: there are none where the step samples nothing. Its
+  // body waits for the stage without bytes: else the task could end, and the step's words change,
+  // before they are read here. False: the step is never opened.
+  __device__ static bool choose_rows(const Slot& slot, Range& range) {
+    const DeviceControl* control = at<const DeviceControl>(gpurt_program.device_control);
+    while (load_acquire(&control->steps_open) <= slot.step) {
+      if (is_leaving()) return false;
+      pause();
+    }
+    if (step_state(gpurt_program)->sample_count == 0) range.left = 0, range.voids = 1;
+    return true;
+  }
+};
 
 struct Loader {
   TaskSource source;
-  u32 fetched;     // slots filled
-  u32 freed;       // slots given back by the storer
-  u32 streamed;    // slots whose weights are all under way
-  u32 prefetched;  // slots whose bodies have named what they will read themselves
-  u32 chosen;      // slots whose expert is known, if they have one
-  u32 looked;      // slots whose edges are known to be met, or are the team's business
-  u32 left;        // bytes of slot `streamed` still to copy
-  bool is_open;    // slot `streamed`'s record was read
-  u32 voids;  // stages without bytes that are due: its table has no rows, or the ring is its room
-  u64 from;
-  u32 stage_bytes;  // how slot `streamed`'s bytes are cut
-  u32 issued;       // stages filled
-  StageCursor cursor;
-  Wait decided;  // the decider that is known to have run in round `decided_in`
-  u64 decided_in;
+  u32 fetched;   // slots filled
+  u32 freed;     // slots given back by the storer
+  u32 chosen;    // slots whose bodies have named what they will read themselves, and whose experts
+                 // are found
+  u32 looked;    // slots whose edges are known to be met, or are the team's business
+  Wait decided;  // the decider that is known to have run in round `known_in`
+  Wait met[2];   // edges that are known to be met in it
+  u64 known_in;
 
   __device__ void start() {
     source.start(gpurt_program, blockIdx.x);
-    fetched = freed = streamed = prefetched = chosen = looked = left = issued = 0;
-    from = 0;
-    stage_bytes = kStageBytes;
-    is_open = false;
-    voids = 0;
-    cursor = {0, 0};
-    decided = {0, 0};
-    decided_in = ~u64{0};
+    fetched = freed = chosen = looked = 0;
+    forget(~u64{0});
   }
 
   // ---- records ----------------------------------------------------------------------------------
@@ -74,6 +152,7 @@ struct Loader {
     slot.kind = kSlotTask;
     slot.is_met = source.policy == kPolicyReady ? kMet : kNotMet;
     slot.chosen[1] = kNotChosen;
+    slot.parked = 0;
     const u64 record = gpurt_program.records + u64{task} * sizeof(TaskRecord);
 #pragma unroll
     for (u32 i = 0; i < sizeof(TaskRecord) / 16; ++i)
@@ -85,69 +164,19 @@ struct Loader {
     return true;
   }
 
-  // ---- weights ----------------------------------------------------------------------------------
-  __device__ bool stream() {
-    if (!is_open) {
-      if (streamed == fetched) return false;
-      const u32 full = shared_address(&shared().slot_full[streamed % kSlotCount]);
-      if (!mbarrier_test_wait(full, slot_parity(streamed))) return false;
-      if (prefetched <= streamed) {
-        Bodies::prefetch(slot_of(streamed).record);
-        prefetched = streamed + 1;
-      }
-      from = slot_of(streamed).record.stream_base;
-      left = slot_of(streamed).record.stream_bytes;
-      stage_bytes = kStageBytes;
-      if (is_expert(streamed) && !open_expert(slot_of(streamed))) return false;
-      if (left != 0 && has_own_rows(slot_of(streamed).record) && !choose_rows(slot_of(streamed)))
-        return false;
-      // All stages, as they get free: the team has them until the task ends.
-      if (GPURT_RING != 0 && (slot_of(streamed).record.flags & kTaskRing) != 0) voids = kStageCount;
-      is_open = true;
-    }
-    if (left == 0 && voids == 0) {
-      is_open = false;
-      ++streamed;
-      return true;
-    }
-    // The phase before a barrier's first counts as complete, so a fresh stage is empty.
-    const u32 empty = shared_address(&shared().stage_empty[cursor.stage]);
-    if (!mbarrier_test_wait(empty, cursor.parity ^ 1)) return false;
-    const u32 bytes = left < stage_bytes ? left : stage_bytes;
-    const u32 full = shared_address(&shared().stage_full[cursor.stage]);
-    mbarrier_arrive_expect(full, bytes);
-    if (voids == 0)
-      bulk_copy_to_shared(shared_address(shared().ring[cursor.stage]), from, bytes, full);
-    if (voids != 0) --voids;
-    from += bytes;
-    left -= bytes;
-    ++issued;
-    cursor.advance();
-    return true;
-  }
-
+  // ---- experts and edges ------------------------------------------------------------------------
   __device__ static bool is_expert(u32 turn) { return streams_expert(slot_of(turn).record); }
-
-  // Where slot `streamed`'s weights lie. False: its decider has not run yet.
-  __device__ bool open_expert(Slot& slot) {
-    if (chosen <= streamed) {
-      if (!choose_expert(slot)) return false;
-      chosen = streamed + 1;
-    }
-    if (slot.chosen[1] == 0) left = 0;
-    from += u64{slot.chosen[0]} * slot.record.param[kParamExpertStride] * 16;
-    stage_bytes = slot.record.param[kParamExpertStage] * 16;
-    return true;
-  }
 
   // Whose weights the task streams. False: its decider has not run yet.
   // The words go into the slot, and the team waits for them there (pass_edges): it need not fetch
   // them again, and no task ends, so that its decider's words may change, before they were read.
+  // With them goes the trip of the next ticket.
   __device__ bool choose_expert(Slot& slot) {
     const TaskRecord& record = slot.record;
     if (!is_decided({record.param[kParamExpertCounter], record.param[kParamExpertSignals]},
                     slot.round))
       return false;
+    source.draw_ahead();
     const u32* words = at<const u32>(record.addr[kAddrExpertId]);
     const u32 live = load_relaxed(at<const u32>(record.addr[kAddrLiveSlots]));
     u32 word[kExpertWords];
@@ -166,8 +195,6 @@ struct Loader {
   // known. True: one step was made.
   __device__ bool look() {
     if (GPURT_EXPERTS == 0) return false;
-    const u32 known = is_open ? streamed + 1 : streamed;
-    if (chosen < known) chosen = known;
     if (looked < freed) looked = freed;
     if (looked >= chosen) return false;
     Slot& slot = slot_of(looked);
@@ -180,67 +207,77 @@ struct Loader {
     return true;
   }
 
-  // While there is nothing else to do: the expert of a further task. True: one step was made.
-  __device__ bool choose_ahead() {
-    if (GPURT_EXPERTS == 0 || chosen == fetched ||
+  // What a body reads itself, into L2; the expert of a task. True: one step was made.
+  __device__ bool choose() {
+    if (chosen == fetched ||
         !mbarrier_test_wait(shared_address(&shared().slot_full[chosen % kSlotCount]),
                             slot_parity(chosen)))
       return false;
-    if (is_expert(chosen) && !choose_expert(slot_of(chosen))) return false;
-    ++chosen;
+    Slot& slot = slot_of(chosen);
+    if (is_expert(chosen)) {
+      if (!choose_expert(slot)) return false;
+    } else {
+      Bodies::prefetch(slot.record);
+    }
+    pass_on();
     return true;
   }
 
-  __device__ static bool are_edges_met(const Slot& slot) {
+  // Slot `chosen` is the streamer's from here on.
+  __device__ void pass_on() {
+    mbarrier_arrive(shared_address(&shared().slot_known[chosen % kSlotCount]));
+    ++chosen;
+  }
+
+  __device__ void forget(u64 round) {
+    known_in = round;
+    decided = met[0] = met[1] = {0, 0};
+  }
+
+  __device__ static bool is_same(const Wait& a, const Wait& b) {
+    return a.counter == b.counter && a.signals_per_step == b.signals_per_step;
+  }
+
+  // Tasks of one operator often have the same edges: what is known costs no trip to L2.
+  __device__ bool is_known(const Wait& wait) const {
+    return is_same(wait, met[0]) || is_same(wait, met[1]) || is_same(wait, decided);
+  }
+
+  __device__ bool is_met(const Wait& wait, u64 round) {
+    const u64 target = counter_target(wait, round);
+    const bool is_met = is_rank_counter(wait.counter)
+                            ? seen_of(gpurt_program, wait.counter, target).value >= target
+                            : counter_is_met(counter_address(gpurt_program, wait.counter), target);
+    if (is_met) met[0] = met[1], met[1] = wait;
+    return is_met;
+  }
+
+  __device__ bool are_edges_met(const Slot& slot) {
+    if (slot.round != known_in) forget(slot.round);
     for (u32 i = 0; i < slot.record.wait_count; ++i) {
       const Wait& wait = slot.record.wait[i];
-      const u64 target = counter_target(wait, slot.round);
-      const bool is_met =
-          is_rank_counter(wait.counter)
-              ? seen_of(gpurt_program, wait.counter, target).value >= target
-              : counter_is_met(counter_address(gpurt_program, wait.counter), target);
-      if (!is_met) return false;
+      if (!is_known(wait) && !is_met(wait, slot.round)) return false;
     }
     return true;
   }
 
   // No warp may wait any longer for the edges of an experts' task, and all must take the same way.
-  __device__ void give_up_edges() const {
-    if (GPURT_EXPERTS == 0) return;
+  __device__ void give_up_edges() {
     for (u32 turn = freed; turn != fetched; ++turn) {
-      wait_record(turn);
+      wait_slot(turn);  // the record's copy ends, whatever happens
       Slot& slot = slot_of(turn);
       if (is_expert(turn) && (slot.is_met == kNotMet || slot.chosen[1] == kNotChosen))
         st_shared_release_u32(shared_address(&slot.is_met), kNeverMet);
     }
   }
 
-  // The record's copy ends, whatever happens.
-  __device__ static void wait_record(u32 turn) {
-    const u32 full = shared_address(&shared().slot_full[turn % kSlotCount]);
-    while (!mbarrier_try_wait(full, slot_parity(turn))) {
-    }
-  }
-
   // Tasks of one decider follow one another: it is asked once a step, a trip to L2 less for each.
   __device__ bool is_decided(const Wait& wait, u64 round) {
-    if (wait.counter == decided.counter && wait.signals_per_step == decided.signals_per_step &&
-        round == decided_in)
-      return true;
+    if (round != known_in) forget(round);
+    if (is_same(wait, decided)) return true;
     if (!counter_is_met(counter_address(gpurt_program, wait.counter), counter_target(wait, round)))
       return false;
     decided = wait;
-    decided_in = round;
-    return true;
-  }
-
-  // Whether the task's table will have rows: there are none where the step samples nothing. False:
-  // the step is not open yet. Its body waits for the stage without bytes: else the task could end,
-  // and the step's words change, before they are read here.
-  __device__ bool choose_rows(const Slot& slot) {
-    const DeviceControl* control = at<const DeviceControl>(gpurt_program.device_control);
-    if (load_acquire(&control->steps_open) <= slot.step) return false;
-    if (step_state(gpurt_program)->sample_count == 0) left = 0, voids = 1;
     return true;
   }
 
@@ -249,14 +286,10 @@ struct Loader {
 
   // Nothing could be done: let the hardware wait for what the loader needs next. A spin would take
   // issue slots from the team; a queue in global memory has nothing to wait on but polls.
-  __device__ void rest() {
-    constexpr u32 kRestNs = 1000;  // abort and exit are looked at on each 64th rest
-    if (is_open) {
-      mbarrier_try_wait_for(shared_address(&shared().stage_empty[cursor.stage]), cursor.parity ^ 1,
-                            kRestNs);
-    } else if (streamed != fetched) {
-      mbarrier_try_wait_for(shared_address(&shared().slot_full[streamed % kSlotCount]),
-                            slot_parity(streamed), kRestNs);
+  __device__ void rest() const {
+    if (chosen != fetched) {
+      mbarrier_try_wait_for(shared_address(&shared().slot_full[chosen % kSlotCount]),
+                            slot_parity(chosen), kRestNs);
     } else if (fetched - freed >= slots_ahead()) {
       mbarrier_try_wait_for(shared_address(&shared().slot_empty[freed % kSlotCount]),
                             slot_parity(freed), kRestNs);
@@ -274,11 +307,11 @@ struct Loader {
     return load_relaxed(&control->abort) != 0 || load_relaxed(&control->exit) != 0;
   }
 
-  // The team drains its slots, then finds the last one. Copies under way land before the block
-  // may end.
+  // The team drains its slots, then finds the last one; so does the streamer.
   __device__ void leave() {
     set_leaving();
     give_up_edges();
+    while (chosen != fetched) pass_on();
     const u32 empty = shared_address(&shared().slot_empty[fetched % kSlotCount]);
     while (!mbarrier_try_wait(empty, slot_parity(fetched) ^ 1)) {
     }
@@ -286,14 +319,7 @@ struct Loader {
     const u32 full = shared_address(&shared().slot_full[fetched % kSlotCount]);
     mbarrier_arrive(full);
     mbarrier_arrive(full);
-    const u32 last = issued < kStageCount ? issued : kStageCount;
-    for (u32 i = 0; i < last; ++i) {
-      // Stage of the i-th newest copy, and the parity of the phase that it completes.
-      const u32 index = issued - 1 - i;
-      const u32 stage_full = shared_address(&shared().stage_full[index % kStageCount]);
-      while (!mbarrier_try_wait(stage_full, index / kStageCount & 1)) {
-      }
-    }
+    pass_on();
   }
 };
 
@@ -383,13 +409,27 @@ __device__ __noinline__ void run_loader() {
   loader.start();
   Watch watch = {0, 0};
   for (u32 polls = 1; !is_leaving();) {
-    const bool fetched = loader.fetch(), streamed = loader.stream();
-    // The team may stand still for a look: it comes before further stages, and before rest.
-    if (loader.look() || streamed || fetched || loader.choose_ahead()) continue;
+    const bool fetched = loader.fetch();
+    // The team may stand still for a look: it comes before an expert that is needed later.
+    if (loader.look() || fetched || loader.choose()) continue;
     if (!loader.must_look()) loader.rest();
     if (is_look(polls++) && watch.look(loader)) break;
   }
   loader.leave();
+}
+
+__device__ __noinline__ void run_streamer() {
+  if (threadIdx.x % 32 != 0) return;
+  Streamer streamer;
+  for (u32 turn = 0;; ++turn) {
+    const u32 known = shared_address(&shared().slot_known[turn % kSlotCount]);
+    while (!mbarrier_try_wait(known, slot_parity(turn))) {
+    }
+    if (slot_of(turn).kind == kSlotLeave) break;
+    streamer.stream(slot_of(turn));
+    mbarrier_arrive(shared_address(&shared().slot_empty[turn % kSlotCount]));
+  }
+  streamer.drain();
 }
 
 }  // namespace gpurt

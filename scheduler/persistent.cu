@@ -1,8 +1,9 @@
 // The persistent kernel: one block per SM, launched once, running a plan step after step.
 //
-//   block = team (16 warps, or 1) + loader warp + storer warp + controller warp (block 0's works)
+//   block = team (16 warps, or 1) + a warp each: loader, streamer, storer, controller (block 0's)
 //
-//   loader    scheduler/loader.cuh       takes tasks ahead, fetches records, streams weights
+//   loader    scheduler/loader.cuh       takes tasks ahead, fetches records, finds experts
+//   streamer  scheduler/loader.cuh       streams weights
 //   team      scheduler/team.cuh         waits for edges, runs bodies
 //   storer    scheduler/storer.cuh       signals, writes spans, frees slots
 //   controller scheduler/controller.hpp  looks at host memory, admits while idle, ends the kernel
@@ -55,15 +56,12 @@ GPURT_FN void init_shared() {
   for (u32 i = 0; i < kSlotCount; ++i) {
     mbarrier_init(shared_address(&memory.slot_full[i]), 2);
     mbarrier_init(shared_address(&memory.slot_done[i]), kTeamWarps);
-    mbarrier_init(shared_address(&memory.slot_empty[i]), 1);
+    mbarrier_init(shared_address(&memory.slot_known[i]), 1);
+    mbarrier_init(shared_address(&memory.slot_empty[i]), 2);
     memory.slots[i].met_turn = kNoTurn;
   }
-  for (u32 i = 0; i < 2; ++i) {
-    mbarrier_init(shared_address(&memory.pass_parked[i]), kTeamWarps);
-    mbarrier_init(shared_address(&memory.pass_made[i]), kPassMakers);
-  }
-  memory.passes = 0;
   memory.leaving = 0;
+  memory.step = 0;
   memory.rows = 0;
   memory.sample_count = 0;
   memory.gave_up = 0;
@@ -92,6 +90,8 @@ extern "C" __global__ void __launch_bounds__(gpurt::kBlockThreads, 1) gpurt_pers
     run_loader();
   } else if (warp == kStorerWarp) {
     run_storer();
+  } else if (warp == kStreamerWarp) {
+    run_streamer();
   } else {
     run_controller();
   }

@@ -7,6 +7,7 @@
 // global clock: an SM's cycle counter, anchored once a step. The global clock is coarse, so single
 // spans are measured in cycles and then scaled.
 #pragma once
+#include "bodies.gen.cuh"
 #include "controller.hpp"
 #include "dynamic.hpp"
 #include "queue.hpp"
@@ -50,8 +51,8 @@ struct SpanClock {
   }
 };
 
-// One ring of spans (trace.hpp). A count is published when the storer has nothing else to do, or
-// after kSpansUnpublished spans.
+// One ring of spans (trace.hpp). A count is published when the storer had nothing to do for a
+// while, or after kSpansUnpublished spans.
 struct SpanRing {
   u64 spans;
   u64* published;
@@ -72,31 +73,53 @@ struct SpanRing {
   }
 };
 
+// How long the storer waits for a task's end before it publishes: that is two fences, 2 us, and the
+// task might end meanwhile.
+constexpr u32 kIdleCycles = 4000;
+
 struct SpanWriter {
+  // What a span is made of, in cycles.
+  struct Run {
+    u64 begin, step;
+    u32 task, wait, stall, run, chosen;
+  };
+
   SpanClock clock;
   SpanRing all;
   SpanRing sampled;
+  bool is_sampled;  // the step of the last span: a remainder of 64 bits is 150 instructions
 
   __device__ void start() {
     clock.start();
+    is_sampled = false;
     all.start(gpurt_program.spans, gpurt_program.span_counts);
     sampled.start(gpurt_program.sampled_spans, gpurt_program.sampled_counts);
   }
-  __device__ void add(const Slot& slot) {
-    clock.enter(slot.step);
+  // Of a slot that is still this task's.
+  __device__ Run run_of(const Slot& slot) const {
+    const bool is_expert = streams_expert(slot.record);
+    return {slot.begin,
+            slot.step,
+            slot.record.task_index,
+            slot.met - static_cast<u32>(slot.begin),
+            slot.stall,
+            slot.end - slot.met,
+            is_expert ? chosen_word(slot.chosen[0], slot.chosen[1]) : 0};
+  }
+  __device__ void add(const Run& run) {
+    if (run.step != clock.step) is_sampled = run.step % gpurt_program.sample_period == 0;
+    clock.enter(run.step);
     const f32 scale = clock.ns_per_cycle;
     Span span;
-    span.begin = clock.at_ns(slot.begin);
-    span.task = slot.record.task_index;
-    span.step = static_cast<u32>(slot.step);
-    const u32 wait = slot.met - static_cast<u32>(slot.begin), run = slot.end - slot.met;
-    span.wait = static_cast<u32>(static_cast<f32>(wait) * scale);
-    span.stall = static_cast<u32>(static_cast<f32>(slot.stall) * scale);
-    span.run = static_cast<u32>(static_cast<f32>(run) * scale);
-    const bool is_expert = streams_expert(slot.record);
-    span.chosen = is_expert ? chosen_word(slot.chosen[0], slot.chosen[1]) : 0;
+    span.begin = clock.at_ns(run.begin);
+    span.task = run.task;
+    span.step = static_cast<u32>(run.step);
+    span.wait = static_cast<u32>(static_cast<f32>(run.wait) * scale);
+    span.stall = static_cast<u32>(static_cast<f32>(run.stall) * scale);
+    span.run = static_cast<u32>(static_cast<f32>(run.run) * scale);
+    span.chosen = run.chosen;
     all.add(span);
-    if (slot.step % gpurt_program.sample_period == 0) sampled.add(span);
+    if (is_sampled) sampled.add(span);
   }
   __device__ void publish() {
     all.publish();
@@ -256,8 +279,9 @@ __device__ __noinline__ void run_storer() {
   for (u32 turn = 0;; ++turn) {
     const u32 done = shared_address(&shared().slot_done[turn % kSlotCount]);
     if (!mbarrier_test_wait(done, slot_parity(turn))) {
-      if (traces) spans.publish();
+      const u32 since = clock_cycles_low();
       while (!mbarrier_try_wait(done, slot_parity(turn))) {
+        if (traces && clock_cycles_low() - since > kIdleCycles) spans.publish();
       }
     }
     const Slot& slot = slot_of(turn);
@@ -266,15 +290,22 @@ __device__ __noinline__ void run_storer() {
     const bool leaves = __any_sync(~0u, is_leaving());
     bool signals = slot.kind == kSlotTask && !leaves;
     if (signals) {
+      if (GPURT_EXPERTS != 0 && slot.parked != 0) {
+        Bodies::make_outputs(slot);
+        __syncwarp();
+        if (is_first) slot_of(turn).end = clock_cycles_low();
+      }
       if ((slot.record.flags & kTaskDecides) == 0) {
         signal_all(slot);
       } else {
         signals = decide_by_warp(slot);
       }
     }
-    if (signals && traces) spans.add(slot);
+    SpanWriter::Run run;
+    if (traces) run = spans.run_of(slot);
     __syncwarp();
     if (is_first) mbarrier_arrive(shared_address(&shared().slot_empty[turn % kSlotCount]));
+    if (signals && traces) spans.add(run);
   }
   if (traces) spans.publish();
 }

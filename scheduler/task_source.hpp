@@ -56,6 +56,7 @@ struct TaskSource {
   u64 step_limit;   // the walk hands out nothing of a step >= this; the owner raises it
   u64 ticket_base;  // number of this segment's first ticket of this round
   u64 ticket;       // drawn and not yet used, + 1 (dynamic: the head as drawn); 0: none
+  u64 queue;        // address of the segment's Cursor, if it has one
   u32 worker;
   u32 segment;
   u32 segment_end;  // of the step's variant
@@ -103,6 +104,12 @@ struct TaskSource {
         return Next::kNotYet;
       }
     }
+  }
+
+  // Dynamic: the next ticket, if none is in hand: its trip is over when next() needs it.
+  GPURT_FN void draw_ahead() {
+    if (policy != kPolicyDynamic || live == kUnpublished || ticket != 0) return;
+    ticket = add_relaxed(&at<Cursor>(queue)->head, 1);
   }
 
  private:
@@ -155,6 +162,7 @@ struct TaskSource {
     end = s.end;
     ticket_base = (round - 1) * (end - begin);
     live = kUnpublished;
+    queue = program->cursors + u64{s.cursor} * sizeof(Cursor);
     ticket = at<const u64>(program->held_tickets)[place()];
   }
 
@@ -167,8 +175,7 @@ struct TaskSource {
   // nobody took, head stays of this round and tail the number of its tasks; if head is of a later
   // one, all of this step is done, and a ticket in hand is of a later step.
   GPURT_FN Drawn draw_dynamic(u32& task) {
-    Cursor& cursor =
-        at<Cursor>(program->cursors)[at<const Segment>(program->segments)[segment].cursor];
+    Cursor& cursor = *at<Cursor>(queue);
     if (live == kUnpublished) {
       // The acquire pairs with publish_live(): also what the decider wrote is visible after it.
       const i32 ahead = rounds_ahead(load_acquire(&cursor.head));
@@ -188,10 +195,9 @@ struct TaskSource {
   // A ticket's round never lies behind the walk: a worker leaves a step only with a later ticket in
   // its hand, or finds the step over, hence all its tickets drawn; and the head only grows.
   GPURT_FN Drawn draw(u32& task) {
-    const Segment& s = at<const Segment>(program->segments)[segment];
     for (;;) {
       // Relaxed: a ticket carries no data; edges or the slot order what the task reads.
-      if (ticket == 0) ticket = add_relaxed(&at<Cursor>(program->cursors)[s.cursor].head, 1) + 1;
+      if (ticket == 0) ticket = add_relaxed(&at<Cursor>(queue)->head, 1) + 1;
       const u64 offset = ticket - 1 - ticket_base;
       if (offset >= end - begin) return Drawn::kLater;
       const u32 at_task = begin + static_cast<u32>(offset);

@@ -43,6 +43,7 @@ GPURT_FN bool pass_gate(u64 step) {
     if (must_end(polls)) return false;
   }
   const StepState* state = step_state(gpurt_program);
+  shared().step = static_cast<u32>(step);
   shared().rows = state->rows;
   shared().sample_count = state->sample_count;
   return true;
@@ -128,7 +129,7 @@ GPURT_FN TeamState run_hot_tasks(TeamState state) {
     const Slot& slot = slot_of(turn);
     const u32 way = is_way_late ? WAY : Body::way_of(slot);
     const bool syncs = Body::needs_barrier(slot.record);
-    const u32 differs = (slot.kind ^ kSlotTask) | (static_cast<u32>(slot.step) ^ state.step) |
+    const u32 differs = (slot.kind ^ kSlotTask) | (static_cast<u32>(slot.step) ^ shared().step) |
                         (slot.record.body ^ Bodies::index_of<Body>()) | (way ^ WAY);
     if (differs != 0) break;
     if constexpr (is_way_late) {
@@ -139,10 +140,10 @@ GPURT_FN TeamState run_hot_tasks(TeamState state) {
   }
   // Its last outputs are still being summed there, and another body's sums may come next.
   if constexpr (Body::kLeavesScratch) {
-    Body::leave(carry, half);
+    Body::leave(carry, half, turn);
     team_sync();
   }
-  return {turn, state.step, pack_cursor(cursor, half), 0};
+  return {turn, shared().step, pack_cursor(cursor, half), 0};
 }
 
 template <class Body, u32 WAY>

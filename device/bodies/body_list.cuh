@@ -8,7 +8,8 @@
 //   void run_hot<WAY>(turn, cursor, half, carry)   that task; moves the cursor past it
 //   Carry                                   what a task may leave to the next one of its loop
 //   kLeavesScratch                          whether the scratch is still read when that returns;
-//   void leave(carry, half)                 then, at the loop's end, before a team barrier
+//   void leave(carry, half, turn)           then, at the loop's end, before a team barrier
+//   void make_outputs(slot)                 of sums that it parked (Slot::parked): by the storer
 // All others are called from outside the hot loops, each a function of its own, so that its
 // registers and spills stay its own. One of these may have
 //   void prefetch(task)                     weights that it reads itself, into L2: by the loader,
@@ -35,6 +36,9 @@ concept Prefetches = requires(const TaskRecord& task) { Body::prefetch(task); };
 
 template <class Body>
 concept EntersEarly = requires { Body::kEntersEarly; };
+
+template <class Body>
+concept ParksSums = requires(const Slot& slot) { Body::make_outputs(slot); };
 
 template <class One, class Other>
 constexpr bool kIsSame = false;
@@ -90,7 +94,15 @@ struct BodyList {
     (prefetch_if<Bodies>(task.body == index++, task), ...);
   }
 
+  // The storer's warp.
+  GPURT_FN static void make_outputs(const Slot& slot) { (make_if<Bodies>(slot), ...); }
+
  private:
+  // One body does.
+  template <class Body>
+  GPURT_FN static void make_if(const Slot& slot) {
+    if constexpr (ParksSums<Body>) Body::make_outputs(slot);
+  }
   template <class Body>
   GPURT_FN static void prefetch_if(bool chosen, const TaskRecord& task) {
     if constexpr (Prefetches<Body>) {

@@ -5,8 +5,8 @@
 //   x         each half warp loads one row, a lane one granule, two chunks ahead: a trip to L2 is
 //             a microsecond while weights stream, as long as a chunk. The last two chunks of a task
 //             ask for the first two of the next one (Carry)
-//   outputs   of a task are made by four warps, other four in the next task, while the rest goes
-//             on: with all at a barrier, a task of 4.6 us of bytes took 6.5 (H200)
+//   outputs   of a task are made by the storer, while the team goes on: a warp that makes outputs
+//             is late with its next task, then all wait for the stages that it has not released
 #pragma once
 #include "expert_task.cuh"
 #include "published.cuh"
@@ -25,33 +25,37 @@ struct ExpertFew : ExpertTask {
     }
   };
 
-  // What a task leaves to the next one of its loop, whose chunks 0 and 1 may be under way; and how
-  // many tasks there have been.
+  // What a task leaves to the next one of its loop, whose chunks 0 and 1 may be under way. In one
+  // word: each register more would be one in local memory, a trip to L2 a task.
   struct Carry {
     Granule ahead[2];  // chunk q in q % 2
-    u32 loaded = 0;    // bit q: of the next task
-    u32 passes = 0;
-    bool is_begun = false;
+    u32 bits = 0;      // 1 << q: chunk q of the next task is; its pass << 2; kAfterWide
+    bool has_parked = false;
+
+    static constexpr u32 kPass = 4, kAfterWide = 16;
+    GPURT_FN u32 pass() const { return bits / kPass % 4; }
+    // So many turns ago sums went there: passes take turns, but a task of many users has them all.
+    GPURT_FN u32 back() const { return (bits & kAfterWide) != 0 ? pass() + 1 : kPasses; }
+    // The next task's pass, once chunks of it are asked for.
+    GPURT_FN void turn_pass() {
+      const bool is_last = pass() + 1 == kPasses;
+      bits = is_last ? bits % kPass : bits + kPass;
+    }
   };
 
-  // Those of task n: other warps in the next one. Its sums lie in pass n % 2 and are parked by all
-  // warps, then made outputs by these: two mbarriers a pass, of which each warp waits for what it
-  // needs alone. At a team barrier all would wait for who is last, and that is who made outputs.
-  static constexpr u32 kFinishers = kPassMakers;
-  GPURT_FN static bool finishes(u32 n) {
-    return threadIdx.x / 32 / kFinishers == n % (kVirtual / kFinishers);
+  // Until the storer has ended the slot `back` turns ago, so has read the sums of that task.
+  GPURT_FN static void wait_ended(u32 turn, u32 back) {
+    if (turn < back) return;
+    const u32 empty = shared_address(&shared().slot_empty[(turn - back) % kSlotCount]);
+    while (!mbarrier_try_wait(empty, slot_parity(turn - back))) {
+    }
   }
 
-  // Until the sums of task n - 2 were read.
-  GPURT_FN static void wait_made(u32 n) { wait_pass(shared().pass_made[n % 2], (n / 2 & 1) ^ 1); }
-
-  GPURT_FN static void leave(const Carry& carry, u32) {
-    if (!carry.is_begun) return;
-    wait_made(carry.passes);
-    wait_made(carry.passes + 1);
-    if (threadIdx.x == 0) shared().passes = carry.passes;
+  GPURT_FN static void leave(const Carry& carry, u32, u32 turn) {
+    if (carry.has_parked) wait_ended(turn, 1);
   }
 
+  static constexpr u32 kFewUsers = kPasses * kPassPairs;
   static constexpr u32 kFewBytes = kTilesMax * kVirtual * Nvfp4Unit::kBytes;
 
   // A plan without nvfp4 may have a smaller ring.
@@ -59,40 +63,66 @@ struct ExpertFew : ExpertTask {
     const TaskRecord& task = slot.record;
     const bool is_whole = (task.param[kK] & ((64u << groups_log2(task)) - 1)) == 0;
     return kTeamWarps != 1 && kFewBytes <= kStageRoom && warp_tiles(task) == kTilesMax &&
-           is_whole && slot.chosen[RoutesLayout::kCount] - 1 < 2;
+           is_whole && slot.chosen[RoutesLayout::kCount] - 1 < kFewUsers;
   }
 
   GPURT_FN static void run_few(u32 turn, StageCursor& cursor, Carry& carry) {
-    if (!carry.is_begun) carry.passes = shared().passes, carry.is_begun = true;
-    const Slot& slot = slot_of(turn);
+    Slot& slot = slot_of(turn);
     const TaskRecord& task = slot.record;
-    const u64 row = row_of(slot), norm = task.addr[kArgNorm];
-    const u32 stride = 256u << groups_log2(task), first = first_offset(task);
-    u32 left = rounds_of(task), offset = first + 2 * stride;
-    if ((carry.loaded & 1) == 0) carry.ahead[0].load(row, norm, first);
-    if ((carry.loaded & 2) == 0 && left > 1) carry.ahead[1].load(row, norm, first + stride);
-    carry.loaded = 0;
-    const u32 n = carry.passes++;
-    const Factors factors = finishes(n) ? factors_of(slot) : Factors{};
-    f32 sum[kTilesMax][4] = {}, squares = 0;
-#pragma unroll 1
-    for (;;) {
-      multiply_chunk<0>(turn, cursor, carry, row, norm, offset, left, sum, squares);
-      if (--left == 0) break;
-      offset += stride;
-      multiply_chunk<1>(turn, cursor, carry, row, norm, offset, left, sum, squares);
-      if (--left == 0) break;
-      offset += stride;
+    if (slot.chosen[RoutesLayout::kCount] > kPassPairs) {
+      cursor = run_wide(turn, cursor);
+      carry = Carry{};
+      carry.bits = Carry::kAfterWide;
+      carry.has_parked = true;
+      return;
     }
-    Pass& pass = reinterpret_cast<Pass*>(shared().scratch)[n % 2];
-    wait_made(n);
-    park(task, pass, sum);
-    if (norm != 0) park_squares(task, pass, squares);
-    end_part(shared().pass_parked[n % 2]);
-    if (!finishes(n)) return;
-    wait_pass(shared().pass_parked[n % 2], n / 2 & 1);
-    finish(slot, pass, factors);
-    end_part(shared().pass_made[n % 2]);
+    const f32 factor = factor_of(slot);
+    f32 sum[kTilesMax][4] = {};
+    const f32 squares = multiply_narrow(turn, cursor, carry, sum);
+    Pass& pass = reinterpret_cast<Pass*>(shared().scratch)[carry.pass()];
+    wait_ended(turn, carry.back());
+    park(task, &pass, kPassPairs, sum);
+    if (task.addr[kArgNorm] != 0) park_squares(task, pass, squares);
+    end_few(slot, carry.pass(), factor);
+    carry.has_parked = true;
+    carry.turn_pass();
+  }
+
+  // Of more users than a pass holds. Out of line: its registers are not those of the loop.
+  __device__ __noinline__ static StageCursor run_wide(u32 turn, StageCursor cursor) {
+    Slot& slot = slot_of(turn);
+    const TaskRecord& task = slot.record;
+    const u32 count = slot.chosen[RoutesLayout::kCount];
+    const f32 factor = factor_of(slot);
+    f32 sum[kTilesMax][4] = {}, squares[4] = {};
+    multiply_wide(turn, cursor, sum, squares);
+    Pass* passes = reinterpret_cast<Pass*>(shared().scratch);
+    wait_ended(turn, 1);  // all passes are its own
+    park(task, passes, count, sum);
+    if (task.addr[kArgNorm] != 0) park_squares(task, passes, count, squares);
+    end_few(slot, 0, factor);
+    return cursor;
+  }
+
+  // By the storer's warp: outputs of the sums that the team parked. Out of line, as of that warp.
+  __device__ __noinline__ static void make_outputs(const Slot& slot) {
+    const TaskRecord& task = slot.record;
+    const Pass* passes = reinterpret_cast<Pass*>(shared().scratch) + (slot.parked - 1);
+    const bool paired = task.param[kEpilogue] == MatvecTask::kSwiglu;
+    const u32 count = slot.chosen[RoutesLayout::kCount];
+    const u32 pairs = word_of(slot, threadIdx.x % 32, count, 1);
+#pragma unroll 1
+    for (u32 j = 0; j < count; ++j) {
+      const u32 pair = __shfl_sync(~0u, pairs, j);
+      Outputs to = outputs_of(slot, passes[j / kPassPairs], j % kPassPairs, pair, paired ? 1 : 0);
+      if (j >= kPassPairs) to.even = passes->factor[0], to.odd = passes->factor[1];
+      const u32 log2 = groups_log2(task);
+      if (log2 == 0) make_user<1>(task, to, paired);
+      if (log2 == 1) make_user<2>(task, to, paired);
+      if (log2 == 2) make_user<4>(task, to, paired);
+      if (log2 == 3) make_user<8>(task, to, paired);
+      if (log2 == 4) make_user<16>(task, to, paired);
+    }
   }
 
  private:
@@ -111,18 +141,37 @@ struct ExpertFew : ExpertTask {
     return (threadIdx.x / 32 >> (4 - groups_log2(task))) * 256 + threadIdx.x % 16 * 16;
   }
 
-  // Of the task behind `turn`, if it comes here too and its edges are met, chunk `q`.
-  GPURT_FN static bool load_next(u32 turn, u32 q, Granule& granule) {
+  // Row (0) or pair (1) of user j. The first two are in the slot.
+  GPURT_FN static u32 word_of(const Slot& slot, u32 j, u32 count, u32 which) {
+    const u32 word = RoutesLayout::kUsers + 2 * j + which;
+    if (j < kPassPairs) return slot.chosen[word];
+    return j < count ? ld_relaxed_u32(slot.record.addr[kAddrExpertId] + word * 4) : 0;
+  }
+
+  // Where a lane's granules of a task's chunks lie, a step apart.
+  struct Chunks {
+    u64 x, norm;  // of the next one to ask for; x 0: there is none
+    u32 step;
+
+    GPURT_FN void start(const Slot& slot) {
+      const TaskRecord& task = slot.record;
+      const u32 first = first_offset(task);
+      x = row_of(slot) + first;
+      norm = task.addr[kArgNorm] != 0 ? task.addr[kArgNorm] + first : 0;
+      step = 256u << groups_log2(task);
+    }
+    GPURT_FN void load(Granule& granule, u32 chunk) const { granule.load(x, norm, chunk * step); }
+  };
+
+  // Whether the task behind `turn` comes here too, and its edges are met.
+  GPURT_FN static bool is_next(u32 turn) {
     const Slot& slot = slot_of(turn + 1);
     if (ld_shared_acquire_u32(shared_address(&slot.met_turn)) != turn + 1) return false;
     const TaskRecord& task = slot.record;
     const u32 differs = (slot.kind ^ kSlotTask) | static_cast<u32>(slot.step ^ slot_of(turn).step) |
                         (task.body ^ slot_of(turn).record.body);
-    if (differs != 0 || task.param[kWDtype] != kNvfp4 || !is_few(slot) || rounds_of(task) <= q)
-      return false;
-    const u32 offset = first_offset(task) + q * (256u << groups_log2(task));
-    granule.load(row_of(slot), task.addr[kArgNorm], offset);
-    return true;
+    return differs == 0 && task.param[kWDtype] == kNvfp4 && is_few(slot) &&
+           slot.chosen[RoutesLayout::kCount] <= kPassPairs && rounds_of(task) > 1;
   }
 
   // Lanes (g, c) get pair g % 2: columns of the product beyond pair 1 belong to nobody.
@@ -142,19 +191,98 @@ struct ExpertFew : ExpertTask {
     }
   }
 
-  // ---- a chunk ----------------------------------------------------------------------------------
-  // left: chunks of the task with this one. offset: in a row, of the chunk after the next one.
+  // ---- chunks -----------------------------------------------------------------------------------
+  // Up to two users. Returns their squares, of the granules of this lane's place.
+  GPURT_FN static f32 multiply_narrow(u32 turn, StageCursor& cursor, Carry& carry,
+                                      f32 (&sum)[kTilesMax][4]) {
+    const Slot& slot = slot_of(turn);
+    Chunks chunks;
+    chunks.start(slot);
+    const bool norms = chunks.norm != 0;
+    u32 left = rounds_of(slot.record);
+    if ((carry.bits & 1) == 0) chunks.load(carry.ahead[0], 0);
+    if ((carry.bits & 2) == 0 && left > 1) chunks.load(carry.ahead[1], 1);
+    carry.bits &= ~3u;
+    f32 squares = 0;
+    u32 ahead = 2;
+#pragma unroll 1
+    for (;;) {
+      multiply_chunk<0>(turn, cursor, carry, chunks, ahead, left, norms, sum, squares);
+      if (--left == 0) break;
+      multiply_chunk<1>(turn, cursor, carry, chunks, ahead, left, norms, sum, squares);
+      if (--left == 0) break;
+      ahead += 2;
+    }
+    return squares;
+  }
+
+  // left: chunks of the task with this one. ahead: the number of the next one to ask for, but for
+  // Q. The last two ask for the first two of the next task, in place of whose chunks are done.
   template <u32 Q>
-  GPURT_FN static void multiply_chunk(u32 turn, StageCursor& cursor, Carry& carry, u64 row,
-                                      u64 norm, u32 offset, u32 left, f32 (&sum)[kTilesMax][4],
+  GPURT_FN static void multiply_chunk(u32 turn, StageCursor& cursor, Carry& carry, Chunks& chunks,
+                                      u32 ahead, u32 left, bool norms, f32 (&sum)[kTilesMax][4],
                                       f32& squares) {
     ExpertPairs pairs;
-    convert(carry.ahead[Q], norm != 0, squares, pairs);
+    convert(carry.ahead[Q], norms, squares, pairs);
     if (left > 2) {
-      carry.ahead[Q].load(row, norm, offset);
-    } else if (load_next(turn, Q, carry.ahead[Q])) {
-      carry.loaded |= 1u << Q;
+      chunks.load(carry.ahead[Q], ahead + Q);
+    } else {
+      if (left == 2) {
+        if (is_next(turn)) {
+          chunks.start(slot_of(turn + 1));
+        } else {
+          chunks.x = 0;
+        }
+      }
+      if (chunks.x != 0 && (left == 2 || (carry.bits & 3) != 0)) {
+        chunks.load(carry.ahead[Q], Q);
+        carry.bits |= 1u << Q;
+      }
     }
+    multiply_stage(turn, cursor, pairs, sum);
+  }
+
+  // More users: a lane loads what it needs of one, a chunk ahead, and the norm's weights when it
+  // needs them: registers do not hold more.
+  GPURT_FN static void multiply_wide(u32 turn, StageCursor& cursor, f32 (&sum)[kTilesMax][4],
+                                     f32 (&squares)[4]) {
+    const Slot& slot = slot_of(turn);
+    const TaskRecord& task = slot.record;
+    const u32 user = threadIdx.x % 32 / 4, count = slot.chosen[RoutesLayout::kCount];
+    const u32 row = word_of(slot, user, count, task.param[kXPerPair] != 0 ? 1 : 0);
+    const u64 x_row = task.addr[kArgX] + u64{row} * (task.param[kK] * 4);
+    const u64 norm = task.addr[kArgNorm];
+    u32 offset = (threadIdx.x / 32 >> (4 - groups_log2(task))) * 256 + threadIdx.x % 4 * 64;
+    uint4 x[4];
+    load_granules(x_row, offset, user < count, x);
+#pragma unroll 1
+    for (u32 left = rounds_of(task); left != 0; --left) {
+      uint4 weights[4];
+      load_granules(norm, offset, norm != 0, weights);
+      offset += 256u << groups_log2(task);
+      ExpertPairs pairs;
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) {
+        float4 v = float4_of(x[i]);
+        if (norm != 0) {
+          squares[i] = add_squares(v, squares[i]);
+          scale_granule(v, float4_of(weights[i]));
+        }
+        pairs[2 * i] = pack_bf16x2(v.x, v.y), pairs[2 * i + 1] = pack_bf16x2(v.z, v.w);
+      }
+      load_granules(x_row, offset, user < count && left != 1, x);
+      multiply_stage(turn, cursor, pairs, sum);
+    }
+  }
+
+  // Four side by side; zeros if there are none.
+  GPURT_FN static void load_granules(u64 row, u32 offset, bool is_there, uint4 (&to)[4]) {
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) to[i] = is_there ? ld_relaxed_b128(row + offset + i * 16) : uint4{};
+  }
+
+  GPURT_FN static void multiply_stage(u32 turn, StageCursor& cursor, const ExpertPairs& pairs,
+                                      f32 (&sum)[kTilesMax][4]) {
     if (!is_stage_there(cursor)) trace_stall(turn, wait_stage(cursor));
     Nvfp4Unit::Place place;
     place.start(shared_address(shared().ring[cursor.stage]) + threadIdx.x / 32 * Nvfp4Unit::kBytes,
@@ -176,22 +304,14 @@ struct ExpertFew : ExpertTask {
     }
   }
 
-  // ---- outputs ----------------------------------------------------------------------------------
-  GPURT_FN static void wait_pass(const u64& barrier, u32 parity) {
-    while (!mbarrier_try_wait(shared_address(&barrier), parity)) {
-    }
-  }
-  GPURT_FN static void end_part(const u64& barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&barrier));
-  }
-
-  // Of both pairs: lanes c = 0 hold them.
-  GPURT_FN static void park(const TaskRecord& task, Pass& pass, const f32 (&sum)[kTilesMax][4]) {
-    if (threadIdx.x % 4 != 0) return;
-    const u32 v = threadIdx.x / 32, log2 = groups_log2(task);
+  // ---- sums -----------------------------------------------------------------------------------
+  // Users 2c and 2c + 1 are lanes c's, and in pass c of `passes`.
+  GPURT_FN static void park(const TaskRecord& task, const Pass* passes, u32 count,
+                            const f32 (&sum)[kTilesMax][4]) {
+    const u32 v = threadIdx.x / 32, c = threadIdx.x % 4, log2 = groups_log2(task);
+    if (kPassPairs * c >= count) return;
     const u32 slot = (v & ((16u >> log2) - 1)) << log2 | v >> (4 - log2);
-    const u32 to = shared_address(&pass) + (threadIdx.x % 32 / 4 * kGroupStride + slot) * 4;
+    const u32 to = shared_address(passes + c) + (threadIdx.x % 32 / 4 * kGroupStride + slot) * 4;
     constexpr u32 kTile = 16 * kGroupStride * 4, kPair = kTilesMax * kTile;
 #pragma unroll
     for (u32 i = 0; i < kTilesMax; ++i) {
@@ -213,85 +333,117 @@ struct ExpertFew : ExpertTask {
       pass.squares[threadIdx.x % 32 / 16][v >> (4 - log2)] = s;
   }
 
-  struct Factors {
-    f32 even, odd;
-  };
-
-  // Asked for when a task begins, used at its end. Past L1, as x.
-  GPURT_FN static Factors factors_of(const Slot& slot) {
-    const TaskRecord& task = slot.record;
-    if (task.addr[kArgWScale] == 0) return {1, 1};
-    const u64 from = task.addr[kArgWScale] + u64{slot.chosen[RoutesLayout::kExpert]} * 8;
-    const u32 odd = task.param[kEpilogue] == MatvecTask::kSwiglu ? 4 : 0;
-    return {__uint_as_float(ld_relaxed_u32(from)), __uint_as_float(ld_relaxed_u32(from + odd))};
+  // The same where four lanes have a user, each four granules of a chunk.
+  GPURT_FN static void park_squares(const TaskRecord& task, Pass* passes, u32 count,
+                                    const f32 (&squares)[4]) {
+    f32 s[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      s[i] = squares[i] + __shfl_xor_sync(~0u, squares[i], 1);
+      s[i] += __shfl_xor_sync(~0u, s[i], 2);
+    }
+    const u32 v = threadIdx.x / 32, user = threadIdx.x % 32 / 4, log2 = groups_log2(task);
+    if (threadIdx.x % 4 == 0 && user < count && (v & ((16u >> log2) - 1)) == 0)
+      passes[user / kPassPairs].squares[user % kPassPairs][v >> (4 - log2)] =
+          (s[0] + s[1]) + (s[2] + s[3]);
   }
 
-  // By 128 threads: each has one row of the parked sums, of 16 / G outputs.
-  GPURT_FN static void finish(const Slot& slot, const Pass& pass, const Factors& factors) {
-    const TaskRecord& task = slot.record;
-    const u32 thread = threadIdx.x % (32 * kFinishers), log2 = groups_log2(task);
-    const u32 j = thread / 64, i = thread / 16 % 4, r = thread % 16;
-    if (j >= slot.chosen[RoutesLayout::kCount]) return;  // whole warps
-    const u32 paired = task.param[kEpilogue] == MatvecTask::kSwiglu ? 1 : 0;
-    const u32 pair = slot.chosen[RoutesLayout::kUsers + 2 * j + 1];
-    const u32 row = (i << (8 - log2)) + r, rows = task.tile[2] - task.tile[1];
-    Row of;
-    of.from = shared_address(pass.part[j][i][r]);
-    of.left = row < rows && (r & paired) == 0 ? rows - row : 0;
-    of.paired = paired;
-    of.norm = task.addr[kArgNorm] != 0 ? norm_scale(task, pass, j) : 1;
-    of.factor = Nvfp4Unit::kFactor * ((r & paired) == 0 ? factors.even : factors.odd);
-    const Outputs to = outputs_of(task, pair, (task.tile[1] + row) >> paired, paired);
-    if (log2 == 0) finish_row<1>(task, of, to);
-    if (log2 == 1) finish_row<2>(task, of, to);
-    if (log2 == 2) finish_row<4>(task, of, to);
-    if (log2 == 3) finish_row<8>(task, of, to);
-    if (log2 == 4) finish_row<16>(task, of, to);
+  GPURT_FN static void end_few(Slot& slot, u32 pass, f32 factor) {
+    Pass* passes = reinterpret_cast<Pass*>(shared().scratch);
+    if (threadIdx.x < 2) passes[pass].factor[threadIdx.x] = factor;
+    if (threadIdx.x == 0) slot.parked = pass + 1;
   }
 
-  struct Row {
-    u32 from;    // shared address of its sums
-    u32 left;    // rows of the task from its first one on, 0: makes no output
-    u32 paired;  // 1: the next thread's sums are this one's `up`
-    f32 norm, factor;
-  };
+  // Lanes 0 and 1 of the first warp: of even and of odd rows. Asked for when a task begins, parked
+  // at its end. Past L1, as x.
+  GPURT_FN static f32 factor_of(const Slot& slot) {
+    const TaskRecord& task = slot.record;
+    f32 scale = 1;
+    if (threadIdx.x < 2 && task.addr[kArgWScale] != 0) {
+      const u32 odd = task.param[kEpilogue] == MatvecTask::kSwiglu ? threadIdx.x * 4 : 0;
+      const u64 from = task.addr[kArgWScale] + u64{slot.chosen[RoutesLayout::kExpert]} * 8;
+      scale = __uint_as_float(ld_relaxed_u32(from + odd));
+    }
+    return Nvfp4Unit::kFactor * scale;
+  }
 
-  // Where a pair's outputs go, and to how many ranks.
+  // ---- outputs ----------------------------------------------------------------------------------
+  // Of one user of a task.
   struct Outputs {
-    u64 first;
-    u32 copies;
+    u32 from;    // shared address of its sums
+    u32 count;   // of the task
+    u32 copies;  // ranks that get them
+    u64 first;   // where the first one goes
+    f32 norm, even, odd;
   };
 
-  template <u32 GROUPS>
-  GPURT_FN static void finish_row(const TaskRecord& task, const Row& row, const Outputs& to) {
-#pragma unroll(GROUPS == 2 ? 4 : 1)
-    for (u32 t = 0; t < 16 / GROUPS; ++t) {
-      const f32 sum = MatvecTask::sum_groups<GROUPS>(row.from + t * GROUPS * 4);
-      f32 value = sum * row.norm * row.factor;
-      if (row.paired != 0) {
-        const f32 gate = value, up = __shfl_down_sync(~0u, gate, 1);
-        value = __fdividef(gate, 1.0f + __expf(-gate)) * up;
-      }
-      if (t * 16 < row.left) put(task, to, t * 64 >> row.paired, value);
-    }
-  }
-
-  GPURT_FN static Outputs outputs_of(const TaskRecord& task, u32 pair, u32 column, u32 paired) {
-    const u64 y = task.addr[kArgY];
+  GPURT_FN static Outputs outputs_of(const Slot& slot, const Pass& pass, u32 j, u32 pair,
+                                     u32 paired) {
+    const TaskRecord& task = slot.record;
+    const u32 column = task.tile[1] >> paired;
+    Outputs to;
+    to.from = shared_address(&pass.part[j]);
+    to.count = (task.tile[2] - task.tile[1]) >> paired;
+    to.copies = 1;
     if (kMatvecPublished && task.param[kYRanks] != 0) {
-      const u32* param = task.param + kYRanks;
-      return {Copies::first_of(param, y, pair, column), Copies::count_of(param)};
+      to.first = Copies::first_of(task.param + kYRanks, task.addr[kArgY], pair, column);
+      to.copies = Copies::count_of(task.param + kYRanks);
+    } else {
+      to.first = task.addr[kArgY] + (u64{pair} * (task.param[kN] >> paired) + column) * 4;
     }
-    return {y + (u64{pair} * (task.param[kN] >> paired) + column) * 4, 1};
+    to.norm = task.addr[kArgNorm] != 0 ? norm_scale(task, pass, j) : 1;
+    to.even = pass.factor[0], to.odd = pass.factor[1];
+    return to;
   }
 
-  GPURT_FN static void put(const TaskRecord& task, const Outputs& to, u32 bytes, f32 value) {
-    const u32 bits = canonical_f32(__float_as_uint(value));
-    st_relaxed_u32(to.first + bytes, bits);
+  // A lane takes four outputs side by side, of swiglu one: a store is of consecutive ones.
+  template <u32 GROUPS>
+  GPURT_FN static void make_user(const TaskRecord& task, const Outputs& to, bool paired) {
+    constexpr u32 kRowBytes = kGroupStride * 4;
+    const u32 lane = threadIdx.x % 32;
+    if (paired) {
+#pragma unroll 1
+      for (u32 m = lane; m < to.count; m += 32) {
+        const u32 from = to.from + place_of<GROUPS>(2 * m);
+        const f32 gate = MatvecTask::sum_groups<GROUPS>(from) * to.norm * to.even;
+        const f32 up = MatvecTask::sum_groups<GROUPS>(from + kRowBytes) * to.norm * to.odd;
+        const f32 value = __fdividef(gate, 1.0f + __expf(-gate)) * up;
+        store(task, to, 4 * m, canonical_f32(__float_as_uint(value)));
+      }
+    } else {
+#pragma unroll(GROUPS == 2 ? 4 : 1)
+      for (u32 m = 4 * lane; m < to.count; m += 128) {
+        const u32 from = to.from + place_of<GROUPS>(m);
+        u32 bits[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+          const f32 sum = MatvecTask::sum_groups<GROUPS>(from + i * kRowBytes);
+          bits[i] = canonical_f32(__float_as_uint(sum * to.norm * to.even));
+        }
+        store(task, to, 4 * m, make_uint4(bits[0], bits[1], bits[2], bits[3]));
+      }
+    }
+  }
+
+  // Where the sums of row `row` of a task lie, from those of its first one.
+  template <u32 GROUPS>
+  GPURT_FN static u32 place_of(u32 row) {
+    constexpr u32 kRows = 256 / GROUPS;  // of all row groups: row tile `row / kRows` of each
+    const u32 at = row / kRows * 16 + row % 16;
+    return (at * kGroupStride + row % kRows / 16 * GROUPS) * 4;
+  }
+
+  GPURT_FN static void put(u64 to, u32 bits) { st_relaxed_u32(to, bits); }
+  GPURT_FN static void put(u64 to, const uint4& bits) { st_relaxed_b128(to, bits); }
+
+  template <class Bits>
+  GPURT_FN static void store(const TaskRecord& task, const Outputs& to, u32 bytes,
+                             const Bits& bits) {
+    put(to.first + bytes, bits);
     if constexpr (!kMatvecPublished) return;
 #pragma unroll 1
     for (u32 copy = 1; copy < to.copies; ++copy)
-      st_relaxed_u32(to.first + bytes + Copies::offset_of(task.param + kYRanks, copy), bits);
+      put(to.first + bytes + Copies::offset_of(task.param + kYRanks, copy), bits);
   }
 };
 

@@ -18,10 +18,11 @@ struct ExpertTask {
   struct alignas(16) Pass {
     f32 part[kPassPairs][kTilesMax][16][kGroupStride];
     f32 squares[kPassPairs][kGroupStride];
+    f32 factor[4];  // of even rows, of odd ones
   };
-  // A team of 16 needs two, in turns: who writes one again has passed a barrier after its last
-  // reading. A team of 1 keeps those of eight pairs.
-  static constexpr u32 kPasses = kTeamWarps == 1 ? 4 : 2;
+  // A team of 16 has three in turns: who writes one again knows that the storer has read it, or, of
+  // tasks of many users, has passed a barrier since. A team of 1 keeps those of eight pairs.
+  static constexpr u32 kPasses = kTeamWarps == 1 ? 4 : 3;
   static_assert(kPasses * sizeof(Pass) <= kScratchBytes);
 
   // What is read from the slot again and again takes no register over the loop: tile[3], k, norm.

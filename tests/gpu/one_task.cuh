@@ -18,6 +18,7 @@ GPURT_FN void start_one(const TaskRecord& task) {
   memory.slots[0].kind = kSlotTask;
   memory.slots[0].is_met = kMet;
   memory.slots[0].chosen[1] = kNotChosen;
+  memory.slots[0].parked = 0;
   memory.leaving = 0;
   memory.gave_up = 0;
   memory.rows = step->rows;
@@ -28,13 +29,9 @@ GPURT_FN void start_one(const TaskRecord& task) {
   }
   for (u32 i = 0; i < kSlotCount; ++i) {
     mbarrier_init(shared_address(&memory.slot_full[i]), 1);
+    mbarrier_init(shared_address(&memory.slot_known[i]), 1);
     memory.slots[i].met_turn = kNoTurn;
   }
-  for (u32 i = 0; i < 2; ++i) {
-    mbarrier_init(shared_address(&memory.pass_parked[i]), kTeamWarps);
-    mbarrier_init(shared_address(&memory.pass_made[i]), kPassMakers);
-  }
-  memory.passes = 0;
   fence_mbarrier_init();
   mbarrier_arrive(shared_address(&memory.slot_full[0]));
 }
@@ -46,7 +43,6 @@ struct OneHot {
   GPURT_FN void run() {
     typename Body::Carry carry{};
     Body::template run_hot<WAY>(0, cursor, half, carry);
-    if constexpr (Body::kLeavesScratch) Body::leave(carry, half);
   }
 };
 
@@ -62,14 +58,19 @@ GPURT_FN void run_one() {
     Bodies::run_cold(0);
   }
   team_sync();
+  if (threadIdx.x < 32 && slot_of(0).parked != 0) Bodies::make_outputs(slot_of(0));
+  team_sync();
   if (threadIdx.x == 0) set_leaving();
 }
 
-// The loader's lane, over and over until the task has ended.
-GPURT_FN void start_one_loader(Loader& loader) {
-  loader = Loader{};
-  loader.decided_in = ~u64{0};
+// Loader and streamer in one lane, until the task has ended.
+GPURT_FN void load_one() {
+  Loader loader{};
+  loader.forget(~u64{0});
   loader.fetched = 1;
+  while (!is_leaving() && !loader.choose()) pause();
+  Streamer streamer;
+  streamer.stream(slot_of(0));
 }
 
 }  // namespace gpurt

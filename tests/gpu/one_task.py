@@ -45,11 +45,7 @@ extern "C" __global__ void __launch_bounds__(gpurt::kTeamThreads + 32, 1) run_ta
   if (threadIdx.x < kTeamThreads) {
     run_one();
   } else if (threadIdx.x == kTeamThreads) {
-    Loader loader;
-    start_one_loader(loader);
-    while (!is_leaving()) {
-      if (!loader.stream()) pause();
-    }
+    load_one();
   }
 }
 """

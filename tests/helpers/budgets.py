@@ -36,7 +36,7 @@ TABLE = Path(__file__).with_name("body_budgets.json")
 ARCH = "sm_90a"
 TARGET = Target("cuda", 132, 16, ARCH, 232448, 60 << 20)
 # A hot loop names its body; what names none belongs to the machinery.
-INSTANCES = {"attention_of": "attention"}
+INSTANCES = {"attention_of": "attention", "ExpertFew": "expert_matvec"}
 MACHINERY = "machinery"
 # What each body keeps in the scratch of a block, as its source names it.
 SCRATCH = {

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
+from gpurt.errors import GraphError
 from gpurt.graphs.ops.dtypes import to_bf16, to_float32
 from gpurt.graphs.ops.packing import (
     CHUNK,
@@ -41,6 +42,7 @@ TILE_SIZES = 5  # row tiles of a packed tile: 1, 2, 4, 8, 16
 STEP_TILE = 8  # rows of a step in one mma: its n
 TILES_AT_ONCE = 4  # row tiles of W in a task
 BLOCK_ROWS = 128  # of a step, in a task
+COLUMNS_MAX = 1024 * CHUNK  # a task's order of chunks is a table beside its stages
 INPUT_CHUNKS = 32  # of an input task: as long as a trip to L2 needs to be worth a task
 PARAMS = (
     *("n", "k", "epilogue", "eps", "sampled", "w_dtype", "x_dtype", "y_dtype"),
@@ -50,11 +52,14 @@ PARAMS = (
 
 def widen(op: Operator, lowering: Lowering, row_tiles: int) -> None:
     """The two operators in place of `op`; one if another matvec has the same input. row_tiles: of a
-    packed tile of W.
+    packed tile of W. Raises: GraphError for more columns than a task has room to order.
     """
     args, params = op.args, {**op.params, "row_tiles": row_tiles}
     n, k = args["w"].shape
     rows = args["x"].shape[0]
+    if k > COLUMNS_MAX:
+        msg = f"W has {k} columns, the CUDA body of {rows} rows a step takes {COLUMNS_MAX}"
+        raise GraphError(f"{msg} - at {op.path} - build the graph with rows=16 or fewer")
     tiles, chunks = -(-rows // STEP_TILE), -(-k // CHUNK)
 
     def make() -> tuple[Region | None, ...]:

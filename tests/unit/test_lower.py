@@ -10,8 +10,8 @@ from gpurt.buffer import Buffer, f32
 from gpurt.errors import GraphError
 from gpurt.graph import Graph, Operator
 from gpurt.graphs.ops.matvec import matvec
-from gpurt.graphs.ops.matvec_wide_cuda import in_lanes, input_reference
-from gpurt.graphs.ops.packing import pack
+from gpurt.graphs.ops.matvec_wide_cuda import COLUMNS_MAX, in_lanes, input_reference
+from gpurt.graphs.ops.packing import CHUNK, pack
 from gpurt.plan import TASK_DECIDES, TASK_RING, Plan
 from gpurt.planner import plan
 from gpurt.planner.lower import lower
@@ -151,3 +151,13 @@ def test_matvecs_of_one_input_share_it_until_it_is_written_again() -> None:
         "writes.input",
         "again.input",
     ]
+
+
+def test_more_columns_than_a_task_can_order_are_refused() -> None:
+    graph = Graph("wide", rows=32, context=64, vocab=16)
+    columns = COLUMNS_MAX + CHUNK
+    x, y = (graph.row_activation(name, width, "f32") for name, width in (("x", columns), ("y", 16)))
+    w = graph.weight("w", [16, columns], "bf16", lambda: np.zeros((16, columns), np.float32))
+    matvec(graph, x, w, y)
+    with pytest.raises(GraphError, match=r"W has 65600 columns, .* takes 65536 - at wide\.matvec"):
+        lower(graph, CUDA, ["static"])

@@ -5,7 +5,7 @@
 //   loader    scheduler/loader.cuh       takes tasks ahead, fetches records, finds experts
 //   streamer  scheduler/loader.cuh       streams weights
 //   team      scheduler/team.cuh         waits for edges, runs bodies
-//   storer    scheduler/storer.cuh       signals, writes spans, frees slots
+//   storer    scheduler/storer.cuh       outputs of experts, signals, spans; frees slots
 //   controller scheduler/controller.hpp  looks at host memory, admits while idle, ends the kernel
 //
 // What the host gives at compile time, in a generated bodies.gen.cuh on the include path:

@@ -83,8 +83,7 @@ struct SharedMemory {
   u64 slot_done[kSlotCount];     // kTeamWarps arrivals
   u64 slot_empty[kSlotCount];    // 2 arrivals: the storer, the streamer
   u32 leaving;                   // 1: every wait in this block ends; set once
-  u32 step;                      // low word of the step whose gate the team passed
-  u32 rows;                      // its StepState::rows
+  u32 rows;                      // StepState::rows of the step whose gate the team passed
   u32 sample_count;
   u32 gave_up;  // 1: a body's own wait for its edges was; no body runs any more
 };

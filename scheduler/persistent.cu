@@ -61,7 +61,6 @@ GPURT_FN void init_shared() {
     memory.slots[i].met_turn = kNoTurn;
   }
   memory.leaving = 0;
-  memory.step = 0;
   memory.rows = 0;
   memory.sample_count = 0;
   memory.gave_up = 0;

@@ -43,7 +43,6 @@ GPURT_FN bool pass_gate(u64 step) {
     if (must_end(polls)) return false;
   }
   const StepState* state = step_state(gpurt_program);
-  shared().step = static_cast<u32>(step);
   shared().rows = state->rows;
   shared().sample_count = state->sample_count;
   return true;
@@ -73,8 +72,7 @@ GPURT_FN bool enter_slot(u32 turn, bool new_step, bool syncs, bool is_early = fa
   Slot& slot = slot_of(turn);
   trace_begin(turn);
   const bool streams = streams_expert(slot.record);
-  const bool waits =
-      streams || (slot.record.wait_count != 0 && slot.is_met == kNotMet && !is_early);
+  const bool waits = streams || (has_edges(slot) && !is_early);
   if (!new_step && !waits && !syncs) return true;
   if ((new_step || waits) && threadIdx.x < 32) pass_edges(slot, new_step, streams);
   team_sync();
@@ -111,16 +109,21 @@ __device__ __noinline__ TeamState open_slot(TeamState state) {
 template <class Body, u32 WAY>
 GPURT_FN TeamState run_hot_tasks(TeamState state) {
   StageCursor cursor{state.cursor & 0xFF, state.cursor >> 8 & 1};
-  u32 half = state.cursor >> 9 & 1, turn = state.turn;
+  u32 half = state.cursor >> 9 & 1, turn = state.turn, step;
   // Which way a task goes may hang on the expert's users: known only once its edges are met.
   constexpr bool is_way_late = Body::kWayIsChosen && kTeamWarps != 1;
   typename Body::Carry carry{};  // undefined words would lie in local memory
   for (;;) {
+    bool ran = true;
     if constexpr (EntersEarly<Body>) {
-      if (!Body::template run_hot<WAY>(turn, cursor, half, carry)) break;  // open_slot() sees why
+      ran = Body::template run_hot<WAY>(turn, cursor, half, carry);
     } else {
       Body::template run_hot<WAY>(turn, cursor, half, carry);
     }
+    // Kept over no task, where it would be spilled; and of the slot, which is this warp's until it
+    // ends it: a warp that is ahead passes the next step's gate.
+    step = static_cast<u32>(slot_of(turn).step);
+    if (!ran) break;  // open_slot() sees why
     trace_end(turn);
     finish_slot(turn);
     ++turn;
@@ -129,7 +132,7 @@ GPURT_FN TeamState run_hot_tasks(TeamState state) {
     const Slot& slot = slot_of(turn);
     const u32 way = is_way_late ? WAY : Body::way_of(slot);
     const bool syncs = Body::needs_barrier(slot.record);
-    const u32 differs = (slot.kind ^ kSlotTask) | (static_cast<u32>(slot.step) ^ shared().step) |
+    const u32 differs = (slot.kind ^ kSlotTask) | (static_cast<u32>(slot.step) ^ step) |
                         (slot.record.body ^ Bodies::index_of<Body>()) | (way ^ WAY);
     if (differs != 0) break;
     if constexpr (is_way_late) {
@@ -143,7 +146,7 @@ GPURT_FN TeamState run_hot_tasks(TeamState state) {
     Body::leave(carry, half, turn);
     team_sync();
   }
-  return {turn, shared().step, pack_cursor(cursor, half), 0};
+  return {turn, step, pack_cursor(cursor, half), 0};
 }
 
 template <class Body, u32 WAY>

@@ -121,20 +121,10 @@ GPURT_FN void prefetch_line_to_l2(u64 from) {
 GPURT_FN void copy16_to_shared(u32 to, u64 from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-// This thread's copies since the last commit are a group; waits until all but the newest LEFT of
-// its groups have landed.
-GPURT_FN void copies_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <u32 LEFT>
-GPURT_FN void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
 // One arrival on `barrier` when all earlier copy16_to_shared of this thread have landed.
 GPURT_FN void mbarrier_arrive_after_copies(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// Also by who wrote operands of warps_mma, before the barrier behind which they are read.
 // By every lane that read a stage, before the stage is released to the next bulk copy. Without it
 // the copy overwrote a stage that was still being read, once in some hundred launches.
 GPURT_FN void fence_proxy_async() {

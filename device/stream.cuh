@@ -41,10 +41,9 @@ GPURT_FN bool is_stage_there(const StageCursor& cursor) {
 // Every lane waits itself: one instruction a warp, and each lane acquires the copy's bytes.
 // Returns the cycles spent if the stage was not there at once.
 GPURT_FN u32 wait_stage(const StageCursor& cursor) {
-  const u32 full = shared_address(&shared().stage_full[cursor.stage]);
-  if (mbarrier_try_wait(full, cursor.parity)) return 0;
+  if (is_stage_there(cursor)) return 0;
   const u32 begin = clock_cycles_low();
-  for (u32 polls = 0; !mbarrier_try_wait(full, cursor.parity);) {
+  for (u32 polls = 0; !is_stage_there(cursor);) {
     if (must_end(polls)) break;
   }
   return clock_cycles_low() - begin;

@@ -152,7 +152,7 @@ struct draft_walk {
   __device__ static void add_children(u32 node, u32 count, Tree& tree) {
     const u32 lane = threadIdx.x % 32;
     const f32 given = lane < count ? tree.walk.value[lane] : LaneBest::none();
-    const f32 value = fabsf(given) <= 3.402823466e38f ? given : LaneBest::none();
+    const f32 value = finite(given);
     f32 top = value;
 #pragma unroll
     for (u32 step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
@@ -175,12 +175,7 @@ struct draft_walk {
       if (tree.path[parent][lane] > best) best = tree.path[parent][lane], from = parent;
     }
     from = from * kBest + lane;
-#pragma unroll
-    for (u32 step = 16; step > 0; step /= 2) {
-      const f32 other = __shfl_xor_sync(~0u, best, step);
-      const u32 other_from = __shfl_xor_sync(~0u, from, step);
-      if (other > best || (other == best && other_from < from)) best = other, from = other_from;
-    }
+    take_largest(best, from);
     if (lane != 0) return;
     const u32 parent = from / kBest;
     tree.walk.is_end = !(best > LaneBest::none());
@@ -223,7 +218,7 @@ struct draft_walk {
 
   GPURT_FN static f32 value_of(const TaskRecord&, f32 element) { return element; }
   GPURT_FN static f32 value_of(const TaskRecord& task, u16 element) {
-    return task.param[3] == kBf16 ? __uint_as_float(u32(element) << 16) : f32_from_f16(element);
+    return task.param[3] == kBf16 ? bf16_low(element) : f32_from_f16(element);
   }
 
   // A token's row of a codebook, into L2: 100 MB of them lie in memory.
@@ -234,18 +229,28 @@ struct draft_walk {
     for (u32 at = 0; at < bytes; at += 128) prefetch_line_to_l2(from + at);
   }
 
-  // One warp: of finite values the largest, of equal ones the first.
-  __device__ static void choose_best(u32 count, u32 mask, Scratch& scratch, Proposals& to) {
-    const u32 lane = threadIdx.x % 32;
-    const f32 given = lane < count ? scratch.value[lane] : LaneBest::none();
-    f32 best = fabsf(given) <= 3.402823466e38f ? given : LaneBest::none();
-    u32 from = lane;
+  // -infinity for what is no candidate's value: NaN too.
+  GPURT_FN static f32 finite(f32 value) {
+    return fabsf(value) <= 3.402823466e38f ? value : LaneBest::none();
+  }
+
+  // A warp's largest value and the number that goes with it; of equal ones the lowest number.
+  GPURT_FN static void take_largest(f32& best, u32& from) {
 #pragma unroll
     for (u32 step = 16; step > 0; step /= 2) {
       const f32 other = __shfl_xor_sync(~0u, best, step);
       const u32 other_from = __shfl_xor_sync(~0u, from, step);
       if (other > best || (other == best && other_from < from)) best = other, from = other_from;
     }
+  }
+
+  // One warp: of finite values the largest, of equal ones the first.
+  __device__ static void choose_best(u32 count, u32 mask, Scratch& scratch, Proposals& to) {
+    const u32 lane = threadIdx.x % 32;
+    const f32 given = lane < count ? scratch.value[lane] : LaneBest::none();
+    f32 best = finite(given);
+    u32 from = lane;
+    take_largest(best, from);
     if (lane != 0) return;
     scratch.is_end = !(best > LaneBest::none());
     if (scratch.is_end != 0) return;
@@ -259,7 +264,7 @@ struct draft_walk {
     u32 kept = 0;
     for (u32 i = 0; i < task.param[1]; ++i) {
       const f32 value = scratch.value[i];
-      if (!(fabsf(value) <= 3.402823466e38f)) continue;  // infinite, or NaN
+      if (!(finite(value) > LaneBest::none())) continue;
       u32 place = kept++;
       for (; place > 0 && scratch.value[scratch.order[place - 1]] < value; --place)
         scratch.order[place] = scratch.order[place - 1];

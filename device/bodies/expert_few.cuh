@@ -1,6 +1,7 @@
-// expert_matvec's loop for up to two users of an nvfp4 expert, four row tiles a virtual warp.
+// expert_matvec's loop for up to six users of an nvfp4 expert, four row tiles a virtual warp.
 //
-// At 16 rows and top 8 of 256 97 % of the experts have no more. A chunk of 64 columns is then a
+// At 16 rows and top 8 of 256 97 % of the experts have no more than two, and go by a way of their
+// own in it; the others by run_wide(). A chunk of 64 columns is then a
 // stage: one wait, four units without a branch, one release.
 //   x         each half warp loads one row, a lane one granule, two chunks ahead: a trip to L2 is
 //             a microsecond while weights stream, as long as a chunk. The last two chunks of a task

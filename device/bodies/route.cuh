@@ -4,8 +4,8 @@
 //   1. a warp a row: scores as ordered keys, the T largest one by one, weights, and a bit for each
 //      expert that it chose; team barrier
 //   2. a warp a row, a lane a pair: its expert's slot is the number of bits below it in all rows'
-//   words; who else
-//      chose it is its bit in each row's word. Slots and pairs, each written whole by one lane
+//      words; who else chose it is its bit in each row's word. Slots and pairs, each written whole
+//      by one lane
 // A row is one warp's work, and the rest counts bits: so the team's size changes nothing.
 // While logits are missing all of it is gone through once with whatever is there, and nothing is
 // stored: so its code is in the instruction cache when they come.

@@ -61,10 +61,9 @@ struct Fibre {
   unsigned thread;
   State state = kReady;
   bool started = false;
-  unsigned barrier, parity;           // kPhase: what for
-  unsigned long until;                // kPhase: gives up in that pass
-  unsigned long copied_until;         // when its copy16 so far have landed
-  std::vector<unsigned long> groups;  // when those of each of its groups have
+  unsigned barrier, parity;    // kPhase: what for
+  unsigned long until;         // kPhase: gives up in that pass
+  unsigned long copied_until;  // when its copy16 so far have landed
   Jump at;
   ucontext_t start;
 };
@@ -342,19 +341,6 @@ void arrive_after_copies(unsigned mbarrier) {
   copy_later({nullptr, 0, 0, 0, nullptr, mbarrier, Copy::kArrival});
   // Later than the copies: those of one pass land in any order.
   copies.back().due = std::max(copies.back().due, running->copied_until + 1);
-}
-
-void copies_commit() {
-  running->groups.push_back(running->copied_until);
-}
-
-void copies_wait(unsigned left) {
-  std::vector<unsigned long>& groups = running->groups;
-  if (groups.size() <= left) return;
-  const size_t count = groups.size() - left;
-  const unsigned long due = *std::max_element(groups.begin(), groups.begin() + long(count));
-  groups.erase(groups.begin(), groups.begin() + long(count));
-  while (pass < due) leave();
 }
 
 }  // namespace emu

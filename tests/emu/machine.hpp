@@ -40,8 +40,6 @@ bool mbarrier_wait(unsigned at, unsigned parity);  // gives up after some passes
 void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned mbarrier);
 void copy16(unsigned to, const void* from);
 void arrive_after_copies(unsigned mbarrier);  // after this fibre's copy16 so far
-void copies_commit();                         // this fibre's copy16 since the last one are a group
-void copies_wait(unsigned left);              // until all but its newest `left` groups have landed
 
 void fail(const char* what);  // prints where, and ends the process
 

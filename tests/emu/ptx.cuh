@@ -46,13 +46,6 @@ inline void bulk_copy_to_shared(u32 to, u64 from, u32 bytes, u32 barrier) {
 inline void copy16_to_shared(u32 to, u64 from) {
   emu::copy16(to, reinterpret_cast<const void*>(from));
 }
-inline void copies_commit() {
-  emu::copies_commit();
-}
-template <u32 LEFT>
-void copies_wait() {
-  emu::copies_wait(LEFT);
-}
 inline void mbarrier_arrive_after_copies(u32 barrier) {
   emu::arrive_after_copies(barrier);
 }

@@ -3,9 +3,10 @@
 // graphs/ops/attention_rows_cuda.py has the contract. A task has rows [begin, end) of the step, in
 // the halves of tile[3]. It either writes their keys and values, or attends: all rows' are in the
 // cache then, so a task makes no vectors but its queries. Sixteen rows are seen through a shape
-// whose arguments begin with the first of them; all else, bits too, is attention_of's, and with
-// spans attention_split_of's, of which the task has all. A chunk of positions is read for eight
-// columns at a time (attention_mma_tiles.cuh), whose sums take the whole weight ring.
+// whose arguments begin with the first of them; all else, bits too, is attention_of's. Of one span
+// a warp has tiles for itself (attention_alone.cuh). With more it is attention_split_of's, of which
+// the task has all spans: a chunk of positions is read for eight columns at a time
+// (attention_mma_tiles.cuh), whose sums take the whole weight ring.
 #pragma once
 #include "attention_alone.cuh"
 #include "attention_split.cuh"

@@ -2,6 +2,7 @@
 // sum, four more parameters say where it goes on all ranks, as of a matvec (published.cuh).
 #pragma once
 #include "publish.cuh"
+#include "published.cuh"
 #include "slots.cuh"
 
 namespace gpurt {
@@ -29,9 +30,11 @@ struct collect {
     const u32 stride = task.param[4] / kSize;
     const u64 slot = u64(stride) * context.step->rows_capacity * per_row;
     const SlotsOf<Piece> slots{context.address<const Piece>(task, 0), slot, stride, task.param[1]};
-    Piece* y = context.address<Piece>(task, 1);
-    const u32 copies = task.param[kYRanks], y_stride = task.param[kYRanks + 1] / kSize;
-    const u32 y_slot = task.param[kYRanks + 2] / kSize;
+    // Where the sum goes is asked while the parts are on their way: behind the wait for them it
+    // would be a trip to L2 for each rank.
+    const u32* published = task.param + kYRanks;
+    const u64 y = reinterpret_cast<u64>(context.address<Piece>(task, 1));
+    const CopyOf first{published, y, task.param[0], 0}, second{published, y, task.param[0], 1};
     const Piece* residual = context.address<const Piece>(task, 2);
     const u32 rows = publish::value_rows(context, per_row, task.param[3] != 0);
     const u32 begin = task.tile[0] / kSize, columns = task.tile[1] / kSize - begin;
@@ -43,11 +46,15 @@ struct collect {
         behind = whole_piece(load_piece(residual + place), residual + place, polls_input(task, 2));
       const Piece sum = slots_piece<kAtOnce>(
           slots, row, column, residual == nullptr ? nullptr : &behind, polls_input(task, 0));
-      if (copies == 0) store_piece(y + place, sum, arms_output(task, 1));
-#pragma unroll 1
-      for (u32 rank = 0; rank < copies; ++rank)
-        store_piece(publish::my_slot(context, y, rank, y_slot) + u64(row) * y_stride + column, sum,
+      const auto store = [&](const CopyOf& to) {
+        store_piece(reinterpret_cast<Piece*>(to.place(row, column * kSize)), sum,
                     arms_output(task, 1));
+      };
+      store(first);
+      if (first.count > 1) store(second);
+#pragma unroll 1
+      for (u32 rank = 2; rank < first.count; ++rank)
+        store(CopyOf{published, y, task.param[0], rank});
     }
   }
 };

@@ -28,8 +28,9 @@ struct publish {
   }
 
  private:
-  // Ranks whose loads are under way at once: behind a store the next one would wait for a trip to
-  // L2, since the compiler cannot know that slots and part lie apart.
+  // Ranks whose loads, also of where their slots are, are under way at once: behind a store the
+  // next one would wait for a trip to L2, since the compiler cannot know that slots and part lie
+  // apart.
   static constexpr u32 kAtOnce = 8;
 
   template <class Piece>
@@ -52,17 +53,18 @@ struct publish {
       const u64 place = u64(row) * stride + column;
 #pragma unroll 1
       for (u32 base = 0; base < ranks; base += kAtOnce) {
-        Piece piece[kAtOnce];
+        Piece piece[kAtOnce], *to[kAtOnce];
 #pragma unroll
         for (u32 j = 0; j < kAtOnce; ++j) {
-          piece[j] = load_piece(from + min(base + j, ranks - 1) * share);
+          const u32 rank = min(base + j, ranks - 1);
+          piece[j] = load_piece(from + rank * share);
+          to[j] = my_slot(context, slots, rank, slot) + place;
         }
 #pragma unroll
         for (u32 j = 0; j < kAtOnce; ++j) {
           if (base + j >= ranks) break;
           const Piece* at_rank = from + (base + j) * share;
-          store_piece(my_slot(context, slots, base + j, slot) + place,
-                      whole_piece(piece[j], at_rank, polls), payload);
+          store_piece(to[j], whole_piece(piece[j], at_rank, polls), payload);
         }
       }
     }

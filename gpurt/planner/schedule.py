@@ -9,6 +9,9 @@ that moves on with every operator.
 from __future__ import annotations
 
 import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from gpurt.body import Target
 from gpurt.planner.cost import hop_ns
@@ -25,6 +28,12 @@ HOMED_BODIES = frozenset(
 )
 
 
+@dataclass
+class _Home:
+    workers: list[int]
+    written: set[int] = field(default_factory=set)  # by the body's last operator there
+
+
 class Schedule:
     """Lists by worker, each in task order, and the clock of every worker in the cost model."""
 
@@ -36,7 +45,7 @@ class Schedule:
         self._load = [0] * target.workers  # ns of all its tasks
         self._start = 0
         self._is_cuda = target.kind == "cuda"
-        self._homes: dict[tuple[str, int], list[int]] = {}
+        self._homes: dict[tuple[str, int], list[_Home]] = {}
         # Of the operators side by side, none of which reads what another one wrote: what they
         # wrote, and ns of their tasks by worker.
         self._written: set[int] = set()
@@ -50,11 +59,10 @@ class Schedule:
         if any(r[0] in self._written for task in tasks for r in task.reads):
             self._written, self._beside = set(), [0] * self._count
         self._written.update(r[0] for task in tasks for r in task.writes)
-        workers = self._homes.get((op.body, len(tasks)))
-        if workers is None:
-            workers = [self._best(tasks[0])] if len(tasks) == 1 else self._spread(tasks)
         if self._is_cuda and op.body in HOMED_BODIES:
-            self._homes[op.body, len(tasks)] = workers
+            workers = self._at_home(op.body, tasks)
+        else:
+            workers = self._workers(tasks, range(self._count))
         for index, (task, worker) in enumerate(zip(tasks, workers, strict=True), op.begin):
             ready = max((self._ready_ns(g) for g in task.waits), default=0)
             task.end_ns = max(self._clock[worker], ready) + task.cost_ns
@@ -99,10 +107,28 @@ class Schedule:
                 last[worker if worker != NO_WORKER else -2 - index] = index
             group.tasks = tuple(sorted(last.values()))
 
-    def _spread(self, tasks: list[DraftTask]) -> list[int]:
+    def _at_home(self, body: str, tasks: list[DraftTask]) -> list[int]:
+        """The workers that this body has always had, or others where those would still be at the
+        end of what the tasks read when it comes: there they can be polling already.
+        """
+        homes = self._homes.setdefault((body, len(tasks)), [])
+        reads = {r[0] for task in tasks for r in task.reads}
+        home = next((h for h in homes if h.written.isdisjoint(reads)), None)
+        if home is None:
+            taken = {worker for h in homes for worker in h.workers}
+            free = [worker for worker in range(self._count) if worker not in taken]
+            home = _Home(self._workers(tasks, free or range(self._count)))
+            homes.append(home)
+        home.written = {r[0] for task in tasks for r in task.writes}
+        return home.workers
+
+    def _workers(self, tasks: list[DraftTask], among: Sequence[int]) -> list[int]:
+        return [self._best(tasks[0], among)] if len(tasks) == 1 else self._spread(tasks, among)
+
+    def _spread(self, tasks: list[DraftTask], among: Sequence[int]) -> list[int]:
         count, start = self._count, self._start
         load, homes = self._load, self._homeliness()
-        order = [((w - start) % count, w) for w in range(count)]
+        order = [((w - start) % count, w) for w in among]
         heap = [(0, self._beside[w], homes[w], load[w], turn, w) for turn, w in order]
         heapq.heapify(heap)
         workers = []
@@ -120,12 +146,12 @@ class Schedule:
         One of few tasks is what a step waits for, so who has that is chosen last.
         """
         part = [0.0] * self._count
-        for workers in self._homes.values():
-            for worker in workers:
-                part[worker] += 1 / len(workers)
+        for home in itertools.chain.from_iterable(self._homes.values()):
+            for worker in home.workers:
+                part[worker] += 1 / len(home.workers)
         return part
 
-    def _best(self, task: DraftTask) -> int:
+    def _best(self, task: DraftTask, among: Sequence[int]) -> int:
         """Where a lone task would start first; among those the one with least to do."""
         near: dict[int, int] = {}  # worker -> start, if that worker produced a group alone
         ready = 0
@@ -143,7 +169,7 @@ class Schedule:
         for worker, ready_ns in near.items():
             start[worker] = max(self._clock[worker], ready_ns)
         turns = [(worker - self._start) % self._count for worker in range(self._count)]
-        return min(range(self._count), key=lambda w: (start[w], self._load[w], turns[w]))
+        return min(among, key=lambda w: (start[w], self._load[w], turns[w]))
 
     def _ready_ns(self, group: Group) -> int:
         group = group.final()

@@ -128,3 +128,20 @@ def test_what_nobody_reads_is_caught():
 
 def test_ranks_have_one_plan():
     check_group([plan(chain(rank), CUDA, edges="auto") for rank in range(4)])
+
+
+def test_sums_of_sums_take_turns_on_two_sets_of_workers():
+    """Whoever sums what the last collect made must be polling already when that stores it."""
+    graph = Graph("sums", rows=1, rank_count=2)
+    part = graph.input("x", [1, 4096], "f32")
+    for _ in range(4):
+        part = all_reduce(graph, part, 2)
+    made = plan(graph, Target("cuda", 9, 16, "sm_90a", 232448, 60 << 20), edges="auto")
+    homes: dict[int, set[int]] = {}
+    for worker, lists in enumerate(made.lists):
+        for task in (made.tasks[t] for part in lists for t in part):
+            if task.body == "collect":
+                homes.setdefault(task.op, set()).add(worker)
+    first, second, third, fourth = (homes[op] for op in sorted(homes))
+    assert first.isdisjoint(second)
+    assert (first, second) == (third, fourth)

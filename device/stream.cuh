@@ -34,8 +34,13 @@ GPURT_FN Slot& slot_of(u32 turn) {
 
 // ---- team ------------------------------------------------------------------------------------
 
+GPURT_FN u32 full_barrier(const StageCursor& cursor) {
+  return shared_address(&shared().stage_full[cursor.stage]);
+}
+
+// Asked without suspending: what try_wait sleeps through by itself would count as no wait.
 GPURT_FN bool is_stage_there(const StageCursor& cursor) {
-  return mbarrier_try_wait(shared_address(&shared().stage_full[cursor.stage]), cursor.parity);
+  return mbarrier_test_wait(full_barrier(cursor), cursor.parity);
 }
 
 // Every lane waits itself: one instruction a warp, and each lane acquires the copy's bytes.
@@ -43,7 +48,7 @@ GPURT_FN bool is_stage_there(const StageCursor& cursor) {
 GPURT_FN u32 wait_stage(const StageCursor& cursor) {
   if (is_stage_there(cursor)) return 0;
   const u32 begin = clock_cycles_low();
-  for (u32 polls = 0; !is_stage_there(cursor);) {
+  for (u32 polls = 0; !mbarrier_try_wait(full_barrier(cursor), cursor.parity);) {
     if (must_end(polls)) break;
   }
   return clock_cycles_low() - begin;

@@ -22,26 +22,12 @@
 //     dependent load is a trip to L2: an acquire anywhere on the SM empties its L1.
 //   - A chunk of positions is read once for all columns of a tile.
 #pragma once
-#include "attention_fold.cuh"
 #include "attention_mma_tiles.cuh"
 #include "attention_output.cuh"
 #include "attention_span.hpp"
 #include "attention_waits.cuh"
 
 namespace gpurt {
-
-template <bool IS_MMA, u32 D, u32 CACHE, bool WINDOWED, u32 TILES>
-struct AttentionFolder {
-  using Type = AttentionFold<D, CACHE, WINDOWED>;
-};
-template <u32 D, u32 CACHE, bool WINDOWED>
-struct AttentionFolder<true, D, CACHE, WINDOWED, 1> {
-  using Type = AttentionMma<D, CACHE, WINDOWED>;
-};
-template <u32 D, u32 CACHE, bool WINDOWED>
-struct AttentionFolder<true, D, CACHE, WINDOWED, 2> {
-  using Type = AttentionMmaTiles<D, CACHE, WINDOWED, 2>;
-};
 
 // CACHE is a DTypeCode. SPLIT: a task has some of the positions (attention_split.cuh). TILES: of 4
 // columns that a chunk of positions is read for; more than one has the weight ring as its scratch
@@ -60,10 +46,13 @@ struct attention_of {
   static constexpr u32 kRowsMax = 16;
   static constexpr bool kKeysAreThere = TILES != 1;  // another task has made them
   static constexpr bool kOverlaps = kIsMma && !SPLIT && TILES == 1 && kTeamWarps != 1;
-  // Of a tile: columns, as many as their partials have room; heads, rows. Sums that stayed in
-  // registers while some columns are merged would take them from every other body.
-  static constexpr u32 kColumns =
+  // Of a tile: columns, as many as their partials have room; heads, rows. Sums that stay in
+  // registers while some columns are merged take them from what runs meanwhile: of long contexts
+  // (kInTurns), where a chunk is read from memory, that pays.
+  static constexpr bool kInTurns = SPLIT && kIsMma && TILES == 1 && kTeamWarps == kVirtualWarps;
+  static constexpr u32 kParked =
       TILES == 1 ? 20480 / (kVirtualWarps * kPartialFloats<D> * 4) : TILES * kAttentionColumns;
+  static constexpr u32 kColumns = kInTurns ? kAttentionColumns : kParked;
   static_assert(kColumns <= TILES * kAttentionColumns);
   static constexpr u32 kHeads = GROUP < kColumns ? GROUP : kColumns;
   static constexpr u32 kRows = kColumns / kHeads;
@@ -73,7 +62,7 @@ struct attention_of {
                                     : kQueriesRoom < kRowsMax ? kQueriesRoom
                                                               : kRowsMax;
 
-  static constexpr u32 kPartials = kColumns * kPartialFloats<D>;
+  static constexpr u32 kPartials = kParked * kPartialFloats<D>;
   static constexpr u32 kWarpFloats = TILES == 1 || !kIsMma ? kPartials : TILES * kSumsFloats<D>;
 
   // Where a warp is. What lives over calls lies here: a local variable would lie in local memory,
@@ -387,6 +376,19 @@ struct attention_of {
         Fold::fold(cache, start, seen_from(of_row), min(of_row.end(), tile.end), query, lane, to);
       }
     }
+  }
+
+  // Of this warp, for who parks them in turns.
+  GPURT_FN static auto sums_of(const AttentionTile& tile, u32 first, u32 from) {
+    const u32 lane = threadIdx.x % 32, start = tile.template start<kChunk>(threadIdx.x / 32, from);
+    Waits waits = kNoWaits;
+    return Fold::template sum<true>(cache_at(place(tile.row)), tile, bounds_of(tile, 0, lane),
+                                    scratch().query[tile.row - first][tile.head], GROUP, start,
+                                    lane, waits);
+  }
+  template <class Sums>
+  GPURT_FN static void park(const Sums& sums, u32 first, u32 end) {
+    Fold::park(sums, first, end, threadIdx.x % 32, scratch().partial[threadIdx.x / 32]);
   }
 
   // What this lane's two columns see, of the tile's `number`-th four.

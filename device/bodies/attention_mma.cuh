@@ -20,6 +20,7 @@ struct AttentionMma {
   using Query = u32;  // room for two bf16: D of them, then their D rests
   static constexpr u32 kChunk = 16;
   static constexpr u32 kStride = kVirtualWarps * kChunk;
+  static constexpr u32 kLines = kChunk * Cache::kRowBytes / 128;  // of a chunk's keys
 
   // Of columns 2c and 2c + 1, of which those of c >= 2 are rests: sums of dimensions 64b + 8g + 2j
   // and 64b + 8g + 2j + 1.
@@ -33,13 +34,23 @@ struct AttentionMma {
   GPURT_FN static void fold(const Cache& cache, const AttentionTile& tile,
                             const AttentionBounds& bounds, const Query* query, u32 group, u32 start,
                             u32 lane, f32* to, Waits& waits) {
+    const Sums sums = sum<false>(cache, tile, bounds, query, group, start, lane, waits);
+    park(sums, 0, tile.columns(), lane, to);
+  }
+
+  // AHEAD: asks for the next chunk while it waits for one, see ask().
+  template <bool AHEAD>
+  GPURT_FN static Sums sum(const Cache& cache, const AttentionTile& tile,
+                           const AttentionBounds& bounds, const Query* query, u32 group, u32 start,
+                           u32 lane, Waits& waits) {
     const u32 g = lane / 4, c = lane % 4;
     Sums sums{{kNothingSeen, kNothingSeen}, {}, {}};
     const u32 column = min(g % 4, tile.columns() - 1);
     query += (column / tile.heads * group + column % tile.heads) * D;
     const u16* own = reinterpret_cast<const u16*>(query) + g / 4 * D + c * 8;
     uint4 q[D / 32] = {};  // of 128 dimensions anew for each chunk: sums need the registers
-    u32 page = start < tile.end ? cache.page(start) : 0;
+    u32 page = page_of(cache, tile, start);
+    u32 next = AHEAD ? page_of(cache, tile, start + kStride) : 0;
 #pragma unroll 1
     for (u32 begin = start; begin < tile.end; begin += kStride) {
       waits.for_keys(begin + kChunk);
@@ -49,7 +60,13 @@ struct AttentionMma {
       for (u32 h = 0; h < 2; ++h)
         read<32>(cache, from + c * sizeof(Eight), g + 8 * h, begin, tile, keys[h]);
       if constexpr (D == 64) read_values(cache, from, g, c, begin, tile, values);
-      if (begin + kStride < tile.end) page = cache.page(begin + kStride);
+      if constexpr (AHEAD) {
+        if (begin + kStride < tile.end) ask(cache, next, begin + kStride, lane);
+        page = next;
+        next = page_of(cache, tile, begin + 2 * kStride);
+      } else {
+        page = page_of(cache, tile, begin + kStride);
+      }
       if (begin == start) waits.for_queries();
       if (D != 64 || begin == start) {
 #pragma unroll
@@ -66,15 +83,29 @@ struct AttentionMma {
       weigh(bounds, begin + g, c >= 2, score, sums, weights);
       add(values, movmatrix_trans(weights[0]), movmatrix_trans(weights[1]), sums);
     }
+    finish(sums);
+    return sums;
+  }
+
+  // 0 behind the tile.
+  GPURT_FN static u32 page_of(const Cache& cache, const AttentionTile& tile, u32 position) {
+    return position < tile.end ? cache.page(position) : 0;
+  }
+
+  // The chunk at `begin` into L2: of a long context it lies in memory, whose trip is twice as long.
+  GPURT_FN static void ask(const Cache& cache, u32 page, u32 begin, u32 lane) {
+    const u64 line = cache.key(page, begin) + lane % kLines * 128;
+    prefetch_line_to_l2(line);
+    prefetch_line_to_l2(line + cache.values);
+  }
+
+  // All lanes' sums of a column, rests included, in each of its lanes.
+  GPURT_FN static void finish(Sums& sums) {
 #pragma unroll
     for (u32 step = 4; step < 32; step *= 2) {
       sums.total[0] += __shfl_xor_sync(~0u, sums.total[0], step);
       sums.total[1] += __shfl_xor_sync(~0u, sums.total[1], step);
     }
-    park(sums, tile.columns(), g, c, to);
-  }
-
-  GPURT_FN static void park(Sums& sums, u32 columns, u32 g, u32 c, f32* to) {
 #pragma unroll
     for (u32 b = 0; b < D / 64; ++b) {
 #pragma unroll
@@ -83,11 +114,16 @@ struct AttentionMma {
         for (u32 i = 0; i < 4; ++i) sums.out[b][j][i] += __shfl_xor_sync(~0u, sums.out[b][j][i], 2);
       }
     }
+  }
+
+  // Columns [first, end) of finished sums, to a partial each.
+  GPURT_FN static void park(const Sums& sums, u32 first, u32 end, u32 lane, f32* to) {
+    const u32 g = lane / 4, c = lane % 4;
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
       const u32 column = 2 * c + i;
-      if (column >= columns) continue;
-      f32* partial = to + column * kPartialFloats<D>;
+      if (column < first || column >= end) continue;
+      f32* partial = to + (column - first) * kPartialFloats<D>;
 #pragma unroll
       for (u32 b = 0; b < D / 64; ++b) {
         float4* own = reinterpret_cast<float4*>(partial + b * 64 + g * 8);

@@ -5,6 +5,7 @@
 // room in which the warp's partials are put at the end. Of a chunk and four that is 4 KB in and out
 // (D = 128), where the chunk is 8 KB from L2.
 #pragma once
+#include "attention_fold.cuh"
 #include "attention_mma.cuh"
 
 namespace gpurt {
@@ -66,13 +67,9 @@ struct AttentionMmaTiles {
     for (u32 t = 0; t < TILES; ++t) {
       if (t * kColumns >= tile.columns()) break;
       Sums sums = get(room, t);
-#pragma unroll
-      for (u32 step = 4; step < 32; step *= 2) {
-        sums.total[0] += __shfl_xor_sync(~0u, sums.total[0], step);
-        sums.total[1] += __shfl_xor_sync(~0u, sums.total[1], step);
-      }
+      One::finish(sums);
       __syncwarp();  // all lanes have read what partials are put over
-      One::park(sums, min(tile.columns() - t * kColumns, kColumns), g, c,
+      One::park(sums, 0, min(tile.columns() - t * kColumns, kColumns), lane,
                 to + t * kColumns * kPartialFloats<D>);
     }
   }
@@ -108,6 +105,20 @@ struct AttentionMmaTiles {
     }
     return sums;
   }
+};
+
+// Who folds: by what the cache holds and how many fours of columns.
+template <bool IS_MMA, u32 D, u32 CACHE, bool WINDOWED, u32 TILES>
+struct AttentionFolder {
+  using Type = AttentionFold<D, CACHE, WINDOWED>;
+};
+template <u32 D, u32 CACHE, bool WINDOWED>
+struct AttentionFolder<true, D, CACHE, WINDOWED, 1> {
+  using Type = AttentionMma<D, CACHE, WINDOWED>;
+};
+template <u32 D, u32 CACHE, bool WINDOWED>
+struct AttentionFolder<true, D, CACHE, WINDOWED, 2> {
+  using Type = AttentionMmaTiles<D, CACHE, WINDOWED, 2>;
 };
 
 }  // namespace gpurt

@@ -29,6 +29,7 @@ struct attention_split_of {
     for (u32 row = 0; row < s.rows; ++row)
       last = max(last, Whole::place(row).position / kAttentionSpan);
     if (s.split > last) return;  // all threads: nothing lies in its spans yet
+    ask_first(s.split * kAttentionSpan);
 #pragma unroll 1
     for (u32 first = 0; first < s.rows; first = Whole::queries_end(first)) {
       const u32 end = Whole::queries_end(first);
@@ -53,29 +54,54 @@ struct attention_split_of {
 #pragma unroll 1
       for (tile.head = 0; tile.head < GROUP; tile.head += Whole::kHeads) {
         Whole::take_heads(tile, tile.head);
-        Whole::fold(tile, first, span * kAttentionSpan, waits);
-        team_sync();
-        leave(tile, span);
-        team_sync();
+        if constexpr (Whole::kInTurns) {
+          const auto sums = Whole::sums_of(tile, first, span * kAttentionSpan);
+#pragma unroll 1
+          for (u32 low = 0; low < tile.columns(); low += Whole::kParked) {
+            const u32 high = min(low + Whole::kParked, tile.columns());
+            Whole::park(sums, low, high);
+            team_sync();
+            leave(tile, span, low, high);
+            team_sync();
+          }
+        } else {
+          Whole::fold(tile, first, span * kAttentionSpan, waits);
+          team_sync();
+          leave(tile, span, 0, tile.columns());
+          team_sync();
+        }
       }
     }
     return row + whole.rows;
   }
 
  private:
-  // Sums of a tile over a span, of rows that see some of it. Trip counts are equal for a whole
-  // warp.
-  GPURT_FN static void leave(const AttentionTile& tile, u32 span) {
+  // What its warps read first, from position `from` on, into L2: asked while the queries are still
+  // on their way.
+  GPURT_FN static void ask_first(u32 from) {
+    if constexpr (Whole::kInTurns) {
+      const AttentionTile tile = Whole::tile_at(0, Whole::shape().rows);
+      const typename Whole::Cache cache = Whole::cache_of(Whole::place(0).slot);
+      u32 begin = tile.template start<Whole::kChunk>(threadIdx.x / 32, from);
+#pragma unroll 1
+      for (u32 i = 0; i < 2 && begin < tile.end; ++i, begin += Whole::Fold::kStride)
+        Whole::Fold::ask(cache, cache.page(begin), begin, threadIdx.x % 32);
+    }
+  }
+
+  // Sums of the columns [low, high) of a tile over a span, of rows that see some of it. Trip counts
+  // are equal for a whole warp.
+  GPURT_FN static void leave(const AttentionTile& tile, u32 span, u32 low, u32 high) {
     const AttentionShape& s = Whole::shape();
     const AttentionSpans spans{s.kv_heads, s.spans, GROUP, D};
     constexpr u32 kFours = D / 4;
-    const u32 jobs = tile.columns() * kFours, lane = threadIdx.x % 32;
+    const u32 jobs = (high - low) * kFours, lane = threadIdx.x % 32;
 #pragma unroll 1
     for (u32 base = threadIdx.x - lane; base < jobs; base += kTeamThreads) {
       const u32 at = min(base + lane, jobs - 1);
-      const u32 column = at / kFours, row = tile.row_of(column), four = at % kFours;
+      const u32 column = low + at / kFours, row = tile.row_of(column), four = at % kFours;
       f32 out[4], top;
-      const f32 total = Whole::merge_sums(column, four, out, top);
+      const f32 total = Whole::merge_sums(column - low, four, out, top);
       const Place& place = Whole::place(row);
       const u32 end = min(place.end(), tile.end);
       if (base + lane >= jobs || end <= span * kAttentionSpan || end <= Whole::seen_from(place))

@@ -140,6 +140,13 @@ GPURT_FN void fence_acq_rel_gpu() {
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
+// Kept in a register: what hangs on the thread's number alone the compiler makes anew where it is
+// needed, a special register's 20 cycles each time.
+GPURT_FN u32 in_register(u32 v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
 // ---- global memory ---------------------------------------------------------------------------
 // One granule of a payload edge: 16 bytes, single-copy atomic, so one word tells for all.
 GPURT_FN uint4 ld_relaxed_b128(u64 from) {
@@ -209,6 +216,16 @@ GPURT_FN uint4 ld_shared_matrices(u32 row) {
                : "r"(row)
                : "memory");
   return v;
+}
+
+// Of all who offer words, not 0, for a word that is 0: the first one's. Acquires and releases.
+GPURT_FN u32 decide_shared_u32(u32 at, u32 word) {
+  u32 old;
+  asm volatile("atom.acq_rel.cta.shared.cas.b32 %0, [%1], 0, %2;"
+               : "=r"(old)
+               : "r"(at), "r"(word)
+               : "memory");
+  return old != 0 ? old : word;
 }
 
 GPURT_FN void st_shared_b128(u32 to, uint4 v) {

@@ -54,6 +54,7 @@ struct alignas(16) Slot {
   u32 is_met;    // SlotEdges
   u32 met_turn;  // kTaskExpertStream: the turn for which the loader found the edges met
   u32 parked;    // 1 + the pass where the team left its sums: the storer makes its outputs; 0: none
+  u32 followed;  // by a task of the same loop: 0, then 1 or 2 as the first warp to ask finds it
   // kTaskExpertStream: the words at kAddrExpertId, as the loader found them: expert id, its number
   // of users, row and pair of the first two. [1] comes last; kNotChosen until then, 0: not live.
   u32 chosen[kExpertWords];

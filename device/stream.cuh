@@ -104,6 +104,14 @@ GPURT_FN void trace_met(u32 turn) {
 GPURT_FN void trace_end(u32 turn) {
   if (is_trace_lane()) slot_of(turn).end = clock_cycles_low();
 }
+// The task behind `turn`, whose edges are met, begins where that one ends.
+GPURT_FN void trace_follow(u32 turn) {
+  if (!is_trace_lane()) return;
+  Slot& next = slot_of(turn + 1);
+  next.begin = clock_cycles();
+  next.met = slot_of(turn).end = static_cast<u32>(next.begin);
+  next.stall = 0;
+}
 GPURT_FN void trace_stall(u32 turn, u32 cycles) {
   if (is_trace_lane()) slot_of(turn).stall += cycles;
 }

@@ -152,7 +152,7 @@ struct Loader {
     slot.kind = kSlotTask;
     slot.is_met = source.policy == kPolicyReady ? kMet : kNotMet;
     slot.chosen[1] = kNotChosen;
-    slot.parked = 0;
+    slot.parked = slot.followed = 0;
     const u64 record = gpurt_program.records + u64{task} * sizeof(TaskRecord);
 #pragma unroll
     for (u32 i = 0; i < sizeof(TaskRecord) / 16; ++i)

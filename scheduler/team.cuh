@@ -120,10 +120,18 @@ GPURT_FN TeamState run_hot_tasks(TeamState state) {
     } else {
       Body::template run_hot<WAY>(turn, cursor, half, carry);
     }
+    turn = in_register(turn);  // what was made of it is made anew, not kept and so spilled
     // Kept over no task, where it would be spilled; and of the slot, which is this warp's until it
     // ends it: a warp that is ahead passes the next step's gate.
     step = static_cast<u32>(slot_of(turn).step);
     if (!ran) break;  // open_slot() sees why
+    if constexpr (is_way_late) {
+      if (carry.is_begun()) {  // all that is asked for below is known of it
+        trace_follow(turn);
+        finish_slot(turn++);
+        continue;
+      }
+    }
     trace_end(turn);
     finish_slot(turn);
     ++turn;

@@ -1,13 +1,15 @@
 // expert_matvec's loop for up to six users of an nvfp4 expert, four row tiles a virtual warp.
 //
 // At 16 rows and top 8 of 256 97 % of the experts have no more than two, and go by a way of their
-// own in it; the others by run_wide(). A chunk of 64 columns is then a
-// stage: one wait, four units without a branch, one release.
+// own in it; the others by run_wide(). A chunk of 64 columns is then a stage: one wait, four units,
+// one release, two chunks without a branch.
 //   x         each half warp loads one row, a lane one granule, two chunks ahead: a trip to L2 is
 //             a microsecond while weights stream, as long as a chunk. The last two chunks of a task
-//             ask for the first two of the next one (Carry)
+//             ask for the first two of the next one (Carry), if it comes here too and its edges
+//             are met: one warp looks for all (is_followed), and nobody asks again
 //   outputs   of a task are made by the storer, while the team goes on: a warp that makes outputs
-//             is late with its next task, then all wait for the stages that it has not released
+//             is late with its next task, then all wait for the stages that it has not released. Of
+//             a task that none follows the team makes them, in a fifth of the time
 #pragma once
 #include "expert_task.cuh"
 #include "published.cuh"
@@ -15,29 +17,39 @@
 namespace gpurt {
 
 struct ExpertFew : ExpertTask {
-  // What a lane multiplies of a chunk, under way: four columns of x, and the norm's weights.
-  struct Granule {
-    uint4 x, weights;
+  // Where a lane's granules of the chunks to ask for next lie, a step apart.
+  struct Chunks {
+    u64 x, norm;
+    u32 step;
 
     // Past L1: the release of a stage waits for loads through it.
-    GPURT_FN void load(u64 row, u64 norm, u32 offset) {
-      x = ld_relaxed_b128(row + offset);
-      if (norm != 0) weights = ld_relaxed_b128(norm + offset);
+    GPURT_FN uint4 load_x() { return load(x, step); }
+    GPURT_FN uint4 load_norm() { return load(norm, step); }
+    GPURT_FN static uint4 load(u64& from, u32 step) {
+      const uint4 granule = ld_relaxed_b128(from);
+      from += step;
+      return granule;
     }
   };
 
-  // What a task leaves to the next one of its loop, whose chunks 0 and 1 may be under way. In one
-  // word: each register more would be one in local memory, a trip to L2 a task.
+  // What a task leaves to the next one of its loop.
   struct Carry {
-    Granule ahead[2];  // chunk q in q % 2
-    u32 bits = 0;      // 1 << q: chunk q of the next task is; its pass << 2; kAfterWide
-    bool has_parked = false;
+    // Flags, and the next task's pass: each register more would be one in local memory, a trip to
+    // L2 a task.
+    u32 bits = 0;
+    uint4 x[2];     // under way: four columns of chunk q in x[q % 2]
+    uint4 weights;  // the norm's, of the next chunk
+    Chunks chunks;  // of the next task, if it is begun
 
-    static constexpr u32 kPass = 4, kAfterWide = 16;
+    static constexpr u32 kBegun = 1, kParked = 2, kPass = 4, kAfterWide = 16;
+    // Whether the next task comes here too, its first two chunks are under way.
+    GPURT_FN bool is_begun() const { return (bits & kBegun) != 0; }
+    // Whether the storer may still read the last task's sums.
+    GPURT_FN bool has_parked() const { return (bits & kParked) != 0; }
     GPURT_FN u32 pass() const { return bits / kPass % 4; }
     // So many turns ago sums went there: passes take turns, but a task of many users has them all.
     GPURT_FN u32 back() const { return (bits & kAfterWide) != 0 ? pass() + 1 : kPasses; }
-    // The next task's pass, once chunks of it are asked for.
+    // The next task's pass.
     GPURT_FN void turn_pass() {
       const bool is_last = pass() + 1 == kPasses;
       bits = is_last ? bits % kPass : bits + kPass;
@@ -53,7 +65,7 @@ struct ExpertFew : ExpertTask {
   }
 
   GPURT_FN static void leave(const Carry& carry, u32, u32 turn) {
-    if (carry.has_parked) wait_ended(turn, 1);
+    if (carry.has_parked()) wait_ended(turn, 1);
   }
 
   static constexpr u32 kFewUsers = kPasses * kPassPairs;
@@ -62,30 +74,37 @@ struct ExpertFew : ExpertTask {
   // A plan without nvfp4 may have a smaller ring.
   GPURT_FN static bool is_few(const Slot& slot) {
     const TaskRecord& task = slot.record;
-    const bool is_whole = (task.param[kK] & ((64u << groups_log2(task)) - 1)) == 0;
+    const bool is_whole = (task.param[kK] & ((128u << groups_log2(task)) - 1)) == 0;
     return kTeamWarps != 1 && kFewBytes <= kStageRoom && warp_tiles(task) == kTilesMax &&
            is_whole && slot.chosen[RoutesLayout::kCount] - 1 < kFewUsers;
   }
 
   GPURT_FN static void run_few(u32 turn, StageCursor& cursor, Carry& carry) {
-    Slot& slot = slot_of(turn);
-    const TaskRecord& task = slot.record;
-    if (slot.chosen[RoutesLayout::kCount] > kPassPairs) {
+    if (slot_of(turn).chosen[RoutesLayout::kCount] > kPassPairs) {
       cursor = run_wide(turn, cursor);
-      carry = Carry{};
-      carry.bits = Carry::kAfterWide;
-      carry.has_parked = true;
+      carry = Carry{Carry::kAfterWide | Carry::kParked};
       return;
     }
-    const f32 factor = factor_of(slot);
+    const f32 factor = factor_of(slot_of(turn));
     f32 sum[kTilesMax][4] = {};
     const f32 squares = multiply_narrow(turn, cursor, carry, sum);
+    turn = in_register(turn);
+    Slot& slot = slot_of(turn);
+    const TaskRecord& task = slot.record;
     Pass& pass = reinterpret_cast<Pass*>(shared().scratch)[carry.pass()];
     wait_ended(turn, carry.back());
     park(task, &pass, kPassPairs, sum);
     if (task.addr[kArgNorm] != 0) park_squares(task, pass, squares);
-    end_few(slot, carry.pass(), factor);
-    carry.has_parked = true;
+    park_factor(pass, factor);
+    if (carry.is_begun()) {
+      leave_outputs(slot, carry.pass());
+      carry.bits |= Carry::kParked;
+    } else {
+      leave(carry, 0, turn);  // what follows may want the scratch
+      team_sync();
+      make_outputs(slot, pass, {threadIdx.x / 128, kTeamThreads / 128, threadIdx.x % 128, 128});
+      carry = Carry{carry.bits & ~Carry::kParked};  // no register of it is kept over the call
+    }
     carry.turn_pass();
   }
 
@@ -101,28 +120,41 @@ struct ExpertFew : ExpertTask {
     wait_ended(turn, 1);  // all passes are its own
     park(task, passes, count, sum);
     if (task.addr[kArgNorm] != 0) park_squares(task, passes, count, squares);
-    end_few(slot, 0, factor);
+    park_factor(passes[0], factor);
+    leave_outputs(slot, 0);
     return cursor;
   }
 
-  // By the storer's warp: outputs of the sums that the team parked. Out of line, as of that warp.
-  __device__ __noinline__ static void make_outputs(const Slot& slot) {
+  // Whose share of a task's outputs: every `users`-th user, thread `thread` of so many.
+  struct Share {
+    u32 user, users, thread, threads;
+  };
+
+  // By the storer's warp: outputs of the sums that the team parked.
+  GPURT_FN static void make_outputs(const Slot& slot) {
+    const Pass* passes = reinterpret_cast<Pass*>(shared().scratch);
+    make_outputs(slot, passes[slot.parked - 1], {0, 1, threadIdx.x % 32, 32});
+  }
+
+  // Whole warps. Out of line: its registers are not those of the loop.
+  __device__ __noinline__ static void make_outputs(const Slot& slot, const Pass& first,
+                                                   Share share) {
     const TaskRecord& task = slot.record;
-    const Pass* passes = reinterpret_cast<Pass*>(shared().scratch) + (slot.parked - 1);
     const bool paired = task.param[kEpilogue] == MatvecTask::kSwiglu;
     const u32 count = slot.chosen[RoutesLayout::kCount];
     const u32 pairs = word_of(slot, threadIdx.x % 32, count, 1);
 #pragma unroll 1
-    for (u32 j = 0; j < count; ++j) {
+    for (u32 j = share.user; j < count; j += share.users) {
       const u32 pair = __shfl_sync(~0u, pairs, j);
-      Outputs to = outputs_of(slot, passes[j / kPassPairs], j % kPassPairs, pair, paired ? 1 : 0);
-      if (j >= kPassPairs) to.even = passes->factor[0], to.odd = passes->factor[1];
+      const Pass& pass = (&first)[j / kPassPairs];
+      Outputs to = outputs_of(slot, pass, j % kPassPairs, pair, paired ? 1 : 0);
+      to.even = first.factor[0], to.odd = first.factor[1];
       const u32 log2 = groups_log2(task);
-      if (log2 == 0) make_user<1>(task, to, paired);
-      if (log2 == 1) make_user<2>(task, to, paired);
-      if (log2 == 2) make_user<4>(task, to, paired);
-      if (log2 == 3) make_user<8>(task, to, paired);
-      if (log2 == 4) make_user<16>(task, to, paired);
+      if (log2 == 0) make_user<1>(task, to, paired, share);
+      if (log2 == 1) make_user<2>(task, to, paired, share);
+      if (log2 == 2) make_user<4>(task, to, paired, share);
+      if (log2 == 3) make_user<8>(task, to, paired, share);
+      if (log2 == 4) make_user<16>(task, to, paired, share);
     }
   }
 
@@ -149,20 +181,15 @@ struct ExpertFew : ExpertTask {
     return j < count ? ld_relaxed_u32(slot.record.addr[kAddrExpertId] + word * 4) : 0;
   }
 
-  // Where a lane's granules of a task's chunks lie, a step apart.
-  struct Chunks {
-    u64 x, norm;  // of the next one to ask for; x 0: there is none
-    u32 step;
+  GPURT_FN static u64 first_x(const Slot& slot) { return row_of(slot) + first_offset(slot.record); }
 
-    GPURT_FN void start(const Slot& slot) {
-      const TaskRecord& task = slot.record;
-      const u32 first = first_offset(task);
-      x = row_of(slot) + first;
-      norm = task.addr[kArgNorm] != 0 ? task.addr[kArgNorm] + first : 0;
-      step = 256u << groups_log2(task);
-    }
-    GPURT_FN void load(Granule& granule, u32 chunk) const { granule.load(x, norm, chunk * step); }
-  };
+  // Without a norm some floats that nobody needs: no branch in the loop.
+  GPURT_FN static u64 first_norm(const Slot& slot) {
+    const TaskRecord& task = slot.record;
+    return task.addr[task.addr[kArgNorm] != 0 ? kArgNorm : kArgX] + first_offset(task);
+  }
+
+  GPURT_FN static u32 step_of(const Slot& slot) { return 256u << groups_log2(slot.record); }
 
   // Whether the task behind `turn` comes here too, and its edges are met.
   GPURT_FN static bool is_next(u32 turn) {
@@ -172,16 +199,28 @@ struct ExpertFew : ExpertTask {
     const u32 differs = (slot.kind ^ kSlotTask) | static_cast<u32>(slot.step ^ slot_of(turn).step) |
                         (task.body ^ slot_of(turn).record.body);
     return differs == 0 && task.param[kWDtype] == kNvfp4 && is_few(slot) &&
-           slot.chosen[RoutesLayout::kCount] <= kPassPairs && rounds_of(task) > 1;
+           slot.chosen[RoutesLayout::kCount] <= kPassPairs;
+  }
+
+  // The same for all warps, as who asks first finds it: what follows has a team barrier.
+  GPURT_FN static bool is_followed(u32 turn) {
+    constexpr u32 kYes = 1, kNo = 2;
+    const u32 at = shared_address(&slot_of(turn).followed);
+    u32 word = 0;
+    if (threadIdx.x % 32 == 0) {
+      word = ld_shared_acquire_u32(at);
+      if (word == 0) word = decide_shared_u32(at, is_next(turn) ? kYes : kNo);
+    }
+    return __shfl_sync(~0u, word, 0) == kYes;
   }
 
   // Lanes (g, c) get pair g % 2: columns of the product beyond pair 1 belong to nobody.
-  GPURT_FN static void convert(const Granule& granule, bool norms, f32& squares,
+  GPURT_FN static void convert(const uint4& x, const uint4& weights, bool norms, f32& squares,
                                ExpertPairs& pairs) {
-    float4 v = float4_of(granule.x);
+    float4 v = float4_of(x);
     if (norms) {
       squares = add_squares(v, squares);
-      scale_granule(v, float4_of(granule.weights));
+      scale_granule(v, float4_of(weights));
     }
     const u32 low = pack_bf16x2(v.x, v.y), high = pack_bf16x2(v.z, v.w);
     const u32 from = threadIdx.x / 4 % 2 * 16 + threadIdx.x % 4 * 4;
@@ -193,54 +232,49 @@ struct ExpertFew : ExpertTask {
   }
 
   // ---- chunks -----------------------------------------------------------------------------------
-  // Up to two users. Returns their squares, of the granules of this lane's place.
+  // Up to two users. Returns their squares, of the granules of this lane's place. What the last
+  // chunks ask for is the next task's, or else this one's again.
   GPURT_FN static f32 multiply_narrow(u32 turn, StageCursor& cursor, Carry& carry,
                                       f32 (&sum)[kTilesMax][4]) {
     const Slot& slot = slot_of(turn);
-    Chunks chunks;
-    chunks.start(slot);
-    const bool norms = chunks.norm != 0;
-    u32 left = rounds_of(slot.record);
-    if ((carry.bits & 1) == 0) chunks.load(carry.ahead[0], 0);
-    if ((carry.bits & 2) == 0 && left > 1) chunks.load(carry.ahead[1], 1);
-    carry.bits &= ~3u;
-    f32 squares = 0;
-    u32 ahead = 2;
-#pragma unroll 1
-    for (;;) {
-      multiply_chunk<0>(turn, cursor, carry, chunks, ahead, left, norms, sum, squares);
-      if (--left == 0) break;
-      multiply_chunk<1>(turn, cursor, carry, chunks, ahead, left, norms, sum, squares);
-      if (--left == 0) break;
-      ahead += 2;
+    Chunks& chunks = carry.chunks;
+    if (!carry.is_begun()) {
+      chunks = {first_x(slot), first_norm(slot), step_of(slot)};
+      carry.x[0] = chunks.load_x(), carry.x[1] = chunks.load_x();
+      carry.weights = chunks.load_norm();
     }
+    carry.bits &= ~Carry::kBegun;
+    const Nvfp4Unit::Place place = first_place();
+    const bool norms = in_register(slot.record.addr[kArgNorm] != 0 ? 1 : 0) != 0;
+    f32 squares = 0;
+    u32 left = rounds_of(slot.record);
+#pragma unroll 1
+    do {
+      if (left == 2) turn_to_next(in_register(turn), carry);
+#pragma unroll
+      for (u32 q = 0; q < 2; ++q) {
+        if (q == 1 && left == 2)
+          chunks.norm = first_norm(slot_of(in_register(turn) + (carry.is_begun() ? 1 : 0)));
+        open_stage(turn, cursor);  // first: the compiler waits for no x before its turn
+        ExpertPairs pairs;
+        convert(carry.x[q], carry.weights, norms, squares, pairs);
+        carry.x[q] = chunks.load_x();
+        carry.weights = chunks.load_norm();
+        multiply_stage(cursor, place, pairs, sum);
+      }
+    } while ((left -= 2) != 0);
     return squares;
   }
 
-  // left: chunks of the task with this one. ahead: the number of the next one to ask for, but for
-  // Q. The last two ask for the first two of the next task, in place of whose chunks are done.
-  template <u32 Q>
-  GPURT_FN static void multiply_chunk(u32 turn, StageCursor& cursor, Carry& carry, Chunks& chunks,
-                                      u32 ahead, u32 left, bool norms, f32 (&sum)[kTilesMax][4],
-                                      f32& squares) {
-    ExpertPairs pairs;
-    convert(carry.ahead[Q], norms, squares, pairs);
-    if (left > 2) {
-      chunks.load(carry.ahead[Q], ahead + Q);
+  GPURT_FN static void turn_to_next(u32 turn, Carry& carry) {
+    if (is_followed(turn)) {
+      const Slot& next = slot_of(turn + 1);
+      carry.chunks.x = first_x(next);
+      carry.chunks.step = step_of(next);
+      carry.bits |= Carry::kBegun;
     } else {
-      if (left == 2) {
-        if (is_next(turn)) {
-          chunks.start(slot_of(turn + 1));
-        } else {
-          chunks.x = 0;
-        }
-      }
-      if (chunks.x != 0 && (left == 2 || (carry.bits & 3) != 0)) {
-        chunks.load(carry.ahead[Q], Q);
-        carry.bits |= 1u << Q;
-      }
+      carry.chunks.x -= 2 * carry.chunks.step;
     }
-    multiply_stage(turn, cursor, pairs, sum);
   }
 
   // More users: a lane loads what it needs of one, a chunk ahead, and the norm's weights when it
@@ -253,6 +287,7 @@ struct ExpertFew : ExpertTask {
     const u32 row = word_of(slot, user, count, task.param[kXPerPair] != 0 ? 1 : 0);
     const u64 x_row = task.addr[kArgX] + u64{row} * (task.param[kK] * 4);
     const u64 norm = task.addr[kArgNorm];
+    const Nvfp4Unit::Place place = first_place();
     u32 offset = (threadIdx.x / 32 >> (4 - groups_log2(task))) * 256 + threadIdx.x % 4 * 64;
     uint4 x[4];
     load_granules(x_row, offset, user < count, x);
@@ -272,7 +307,8 @@ struct ExpertFew : ExpertTask {
         pairs[2 * i] = pack_bf16x2(v.x, v.y), pairs[2 * i + 1] = pack_bf16x2(v.z, v.w);
       }
       load_granules(x_row, offset, user < count && left != 1, x);
-      multiply_stage(turn, cursor, pairs, sum);
+      open_stage(turn, cursor);
+      multiply_stage(cursor, place, pairs, sum);
     }
   }
 
@@ -282,12 +318,21 @@ struct ExpertFew : ExpertTask {
     for (u32 i = 0; i < 4; ++i) to[i] = is_there ? ld_relaxed_b128(row + offset + i * 16) : uint4{};
   }
 
-  GPURT_FN static void multiply_stage(u32 turn, StageCursor& cursor, const ExpertPairs& pairs,
-                                      f32 (&sum)[kTilesMax][4]) {
-    if (!is_stage_there(cursor)) trace_stall(turn, wait_stage(cursor));
+  // This lane's part of its warp's first unit, in stage 0.
+  GPURT_FN static Nvfp4Unit::Place first_place() {
     Nvfp4Unit::Place place;
-    place.start(shared_address(shared().ring[cursor.stage]) + threadIdx.x / 32 * Nvfp4Unit::kBytes,
+    place.start(shared_address(shared().ring) + threadIdx.x / 32 * Nvfp4Unit::kBytes,
                 threadIdx.x % 32);
+    return place;
+  }
+
+  GPURT_FN static void open_stage(u32 turn, const StageCursor& cursor) {
+    if (!is_stage_there(cursor)) trace_stall(turn, wait_stage(cursor));
+  }
+
+  GPURT_FN static void multiply_stage(StageCursor& cursor, Nvfp4Unit::Place place,
+                                      const ExpertPairs& pairs, f32 (&sum)[kTilesMax][4]) {
+    place.advance(cursor.stage * kStageRoom);
     Nvfp4Unit unit[2];
     unit[0].load(place);
 #pragma unroll
@@ -349,9 +394,12 @@ struct ExpertFew : ExpertTask {
           (s[0] + s[1]) + (s[2] + s[3]);
   }
 
-  GPURT_FN static void end_few(Slot& slot, u32 pass, f32 factor) {
-    Pass* passes = reinterpret_cast<Pass*>(shared().scratch);
-    if (threadIdx.x < 2) passes[pass].factor[threadIdx.x] = factor;
+  GPURT_FN static void park_factor(Pass& pass, f32 factor) {
+    if (threadIdx.x < 2) pass.factor[threadIdx.x] = factor;
+  }
+
+  // To the storer.
+  GPURT_FN static void leave_outputs(Slot& slot, u32 pass) {
     if (threadIdx.x == 0) slot.parked = pass + 1;
   }
 
@@ -393,18 +441,17 @@ struct ExpertFew : ExpertTask {
       to.first = task.addr[kArgY] + (u64{pair} * (task.param[kN] >> paired) + column) * 4;
     }
     to.norm = task.addr[kArgNorm] != 0 ? norm_scale(task, pass, j) : 1;
-    to.even = pass.factor[0], to.odd = pass.factor[1];
     return to;
   }
 
-  // A lane takes four outputs side by side, of swiglu one: a store is of consecutive ones.
+  // A thread takes four outputs side by side, of swiglu one: a store is of consecutive ones.
   template <u32 GROUPS>
-  GPURT_FN static void make_user(const TaskRecord& task, const Outputs& to, bool paired) {
+  GPURT_FN static void make_user(const TaskRecord& task, const Outputs& to, bool paired,
+                                 const Share& share) {
     constexpr u32 kRowBytes = kGroupStride * 4;
-    const u32 lane = threadIdx.x % 32;
     if (paired) {
 #pragma unroll 1
-      for (u32 m = lane; m < to.count; m += 32) {
+      for (u32 m = share.thread; m < to.count; m += share.threads) {
         const u32 from = to.from + place_of<GROUPS>(2 * m);
         const f32 gate = MatvecTask::sum_groups<GROUPS>(from) * to.norm * to.even;
         const f32 up = MatvecTask::sum_groups<GROUPS>(from + kRowBytes) * to.norm * to.odd;
@@ -413,7 +460,7 @@ struct ExpertFew : ExpertTask {
       }
     } else {
 #pragma unroll(GROUPS == 2 ? 4 : 1)
-      for (u32 m = 4 * lane; m < to.count; m += 128) {
+      for (u32 m = 4 * share.thread; m < to.count; m += 4 * share.threads) {
         const u32 from = to.from + place_of<GROUPS>(m);
         u32 bits[4];
 #pragma unroll

@@ -65,6 +65,9 @@ T* aligned(u64 address) {
 inline u64 in_shared(u32 address) {
   return reinterpret_cast<u64>(emu::shared) + address;
 }
+inline u32 in_register(u32 v) {
+  return v;
+}
 inline uint4 ld_relaxed_b128(u64 from) {
   return *aligned<const uint4>(from);
 }
@@ -110,6 +113,11 @@ inline u32 ld_shared_u8(u32 from) {
 inline u32 ld_shared_acquire_u32(u32 from) {
   emu::yield();
   return *aligned<const u32>(in_shared(from));
+}
+inline u32 decide_shared_u32(u32 at, u32 word) {
+  emu::yield();
+  u32& held = *aligned<u32>(in_shared(at));
+  return held != 0 ? held : held = word;
 }
 inline void st_shared_release_u32(u32 to, u32 value) {
   *aligned<u32>(in_shared(to)) = value;

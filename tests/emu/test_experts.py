@@ -8,8 +8,8 @@ import pytest
 
 from tests.gpu import test_experts
 
-# Four row tiles a virtual warp, as at the true size; stages and chunks are several.
-SMALL = {"layers": 2, "experts": 5, "top_k": 2, "width": 512, "inner": 128, "rows": 3}
+# Four row tiles a virtual warp and four chunks of it, as at the true size; K groups of two kinds.
+SMALL = {"layers": 2, "experts": 5, "top_k": 2, "width": 1024, "inner": 256, "rows": 3}
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,10 @@ HOMED_BODIES = frozenset(
     )
 )
 
+# A body at home takes long (attention 13 us), and begins when its worker has done its own part of
+# what the body reads. So a worker with such a home is given this much less of that.
+_HOME_NS = 5000
+
 
 @dataclass
 class _Home:
@@ -50,6 +54,14 @@ class Schedule:
         # wrote, and ns of their tasks by worker.
         self._written: set[int] = set()
         self._beside = [0] * target.workers
+        # By buffer, the body at home that reads it, with its number of tasks.
+        self._readers = {
+            region[0]: (op.body, op.end - op.begin)
+            for op in draft.ops
+            if self._is_cuda and op.body in HOMED_BODIES
+            for task in draft.tasks[op.begin : op.end]
+            for region in task.reads
+        }
         self.lists: list[list[int]] = [[] for _ in range(target.workers)]
         self.order_edges: dict[tuple[int, int], int] = {}  # (producer op, consumer op) -> waits
 
@@ -127,9 +139,9 @@ class Schedule:
 
     def _spread(self, tasks: list[DraftTask], among: Sequence[int]) -> list[int]:
         count, start = self._count, self._start
-        load, homes = self._load, self._homeliness()
+        load, homes, begin = self._load, self._homeliness(), self._begin_ns(tasks)
         order = [((w - start) % count, w) for w in among]
-        heap = [(0, self._beside[w], homes[w], load[w], turn, w) for turn, w in order]
+        heap = [(begin[w], self._beside[w], homes[w], load[w], turn, w) for turn, w in order]
         heapq.heapify(heap)
         workers = []
         for task in tasks:
@@ -138,6 +150,19 @@ class Schedule:
             heapq.heapreplace(heap, (in_op + more, beside, home, total + more, turn, worker))
             workers.append(worker)
         return workers
+
+    def _begin_ns(self, tasks: list[DraftTask]) -> list[int]:
+        """By worker, what these tasks come on top of: nothing, so that they are spread evenly; or,
+        if a body at home reads what they write, all beside them, and more where it is at home.
+        """
+        readers = {self._readers.get(r[0]) for task in tasks for r in task.writes} - {None}
+        homes = [home for reader in readers if reader for home in self._homes.get(reader, ())]
+        if not homes:
+            return [0] * self._count
+        begin = list(self._beside)
+        for worker in {worker for home in homes for worker in home.workers}:
+            begin[worker] += _HOME_NS
+        return begin
 
     def _homeliness(self) -> list[float]:
         """By worker, how many bodies are at home there, each by its part of all its homes.

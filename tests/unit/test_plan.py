@@ -290,6 +290,18 @@ def test_few_tasks_keep_away_from_where_cold_bodies_live() -> None:
         assert workers[name].isdisjoint(workers["router"] | workers["route"] | workers["combine"])
 
 
+def test_who_has_attention_has_less_of_what_it_reads() -> None:
+    """On a GPU: attention begins when its worker has done its tiles of q, k and v."""
+    made = plan(llama(layers=3, rows=1), Target("cuda", 13, 16, "sm_90a", 232448, 60 << 20))
+    tiles: dict[bool, list[int]] = {True: [], False: []}
+    for lists in made.lists:
+        own = [made.operators[made.tasks[t].op] for part in lists for t in part]
+        names = [op.name.rpartition(".")[2] for op in own if op.layer == 1]
+        tiles["attention" in names].append(names.count("q") + names.count("kv"))
+    assert len(tiles[True]) == 3
+    assert max(tiles[True]) < max(tiles[False])
+
+
 def test_what_shares_a_worker_with_kv_is_the_gates_end() -> None:
     """kv and qg run side by side. With too few workers for both, who waits is the gate."""
     graph = tiny_muse()

@@ -2,7 +2,8 @@
 //
 // The contract is in graphs/ops/combine.py, the layout of `routes` in route.py. Row by row: mean
 // squares of the row's pairs -> barrier -> one factor a pair -> barrier -> columns, four a thread,
-// pairs in ascending order. Widths are multiples of 4.
+// pairs in ascending order. A tile of few columns makes the factors of its whole row for itself:
+// another hop would cost more. Widths are multiples of 4.
 #pragma once
 #include "../payload.cuh"
 #include "routes.hpp"

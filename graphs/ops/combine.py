@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
 
 _TILE_COLUMNS = 1024  # a tile with a gain reads whole pairs for their norms
+_TASKS_CUDA = 64  # that rows are cut for: each reads whole pairs for their norms
+_TILE_COLUMNS_CUDA = 512
 _TOP_MAX_CUDA = 32
 
 
@@ -64,14 +66,18 @@ def combine(
 
 
 def tile_combine(op: Operator, target: Target) -> list[Tile]:
-    """Ranges of columns; on cuda a row each, so that no tile repeats another's norms."""
-    width = op.args["y"].shape[-1]
+    """Ranges of columns; on cuda of a row each, and of few rows fewer columns."""
+    rows, width = op.args["y"].shape
+    blocks: list[tuple[int, int] | None] = [None]
+    at_once = _TILE_COLUMNS
     if target.kind == "cuda":
         _check_cuda(op)
-        return [make_combine_tile(op, 0, width, rows) for rows in row_blocks(op, "y", 1)]
+        blocks = [*row_blocks(op, "y", 1)]
+        at_once = max(_TILE_COLUMNS_CUDA, -(-width * rows // _TASKS_CUDA // 4) * 4)
     return [
-        make_combine_tile(op, begin, min(begin + _TILE_COLUMNS, width))
-        for begin in range(0, width, _TILE_COLUMNS)
+        make_combine_tile(op, begin, min(begin + at_once, width), block)
+        for block in blocks
+        for begin in range(0, width, at_once)
     ]
 
 

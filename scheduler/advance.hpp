@@ -13,7 +13,8 @@
 //   open s   rows of s, at most the rows of its variant -> turn of s + 1: the smallest variant that
 //            holds what then waits for a row -> steps_open
 //
-// So a prompt that comes while the others decode begins with a step of the decode variant.
+// So a prompt that comes while others decode begins with a step of the decode variant, and so does
+// one that comes after a sequence that ended by a stop id.
 // Of several ranks only rank 0 does this; the others take its order (ranks.hpp).
 //
 // Run by ONE thread, after all tasks of its step; the release of steps_open passes on what it
@@ -371,13 +372,20 @@ GPURT_FN StepRowCounts build_rows(const Program& program, u64 step, u32 capacity
   return counts;
 }
 
-// The smallest variant whose steps hold a row or a prompt chunk of every sequence; else the
-// largest.
+// Whether the step that is built gives the sequence its last token, whatever that is.
+GPURT_FN bool is_last_step(const SlotState& slot) {
+  return slot.sample_index != kNoSample && slot.produced + 1 >= slot.max_tokens;
+}
+
+// For the step after the one that is built: the smallest variant that holds a row or a prompt chunk
+// of every sequence, else the largest; and the largest if none will be left, as for the first step
+// of a launch: the next one begins with a prompt.
 GPURT_FN u32 fitting_variant(const Program& program) {
   const SlotState* slots = at<const SlotState>(program.slots);
   u32 wanted = 0;
   for (u32 i = 0; i < program.slot_count; ++i)
-    if (slots[i].active != 0) wanted += wanted_rows(program, slots[i]);
+    if (slots[i].active != 0 && !is_last_step(slots[i])) wanted += wanted_rows(program, slots[i]);
+  if (wanted == 0) return program.variant_count - 1;
   u32 variant = 0;
   while (variant + 1 < program.variant_count && program.variants[variant].rows < wanted) ++variant;
   return variant;

@@ -90,6 +90,17 @@ def test_a_long_prompt_takes_wide_steps_and_decoding_narrow_ones(model):
         assert set(trace.task_variant[spans["task"]]) == {step["variant"]}
 
 
+def test_a_prompt_behind_a_last_token_begins_with_a_wide_step(model):
+    """The turn of its first step is fixed while no other sequence has a step left."""
+    graph = build(model, slots=1)
+    with Runtime("host", workers=2, step_rows=SIZES) as runtime:
+        both = [runtime.submit(graph, PROMPTS[4], max_tokens=2, ignore_eos=True) for _ in "ab"]
+        for request in both:
+            request.result()
+        rows = [request.trace().steps["rows"].tolist() for request in both]
+    assert rows == [[16, 16, 8, 1]] * 2
+
+
 def test_a_trace_file_keeps_the_variants(model, tmp_path):
     with Runtime("host", workers=1, step_rows=SIZES) as runtime:
         request = runtime.submit(build(model), PROMPTS[4], max_tokens=3)

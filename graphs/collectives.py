@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpurt.buffer import Buffer
+from gpurt.buffer import Buffer, DType
 from gpurt.graph import Graph, Operand
 from gpurt.graphs.ops.collect import collect
 from gpurt.graphs.ops.publish import publish
@@ -33,7 +33,7 @@ def all_reduce(graph: Graph, part: Buffer, ranks: int, *, residual: Buffer | Non
     """
     if ranks == 1:
         return part
-    y = _like(graph, part, f"{part.name}.sum")
+    y = like(graph, part, f"{part.name}.sum")
 
     def read(slots: Operand) -> None:
         behind = residual if _are_slots(slots) else None  # `reduce` has it in its sums
@@ -55,7 +55,7 @@ def all_reduce_into(
 
     def read_or_collect(slots: Operand) -> None:
         if _are_slots(slots) and (ranks > SUMMED_BY_READER or not adds):
-            y = _like(graph, part, f"{part.name}.sum")
+            y = like(graph, part, f"{part.name}.sum")
             collect(graph, slots, y, per_row=part.per_row or 1)
             slots = y
         read(slots)
@@ -112,8 +112,8 @@ def _are_slots(value: Operand) -> bool:
     return len(region_of(value).shape) == 3
 
 
-def _like(graph: Graph, part: Buffer, name: str) -> Buffer:
-    """An activation of the same shape."""
+def like(graph: Graph, part: Buffer, name: str, dtype: DType | None = None) -> Buffer:
+    """An activation of the same shape; dtype: default the same."""
     if part.per_row:
-        return graph.row_activation(name, part.shape[-1], part.dtype, part.per_row)
-    return graph.activation(name, part.shape, part.dtype)
+        return graph.row_activation(name, part.shape[-1], dtype or part.dtype, part.per_row)
+    return graph.activation(name, part.shape, dtype or part.dtype)

@@ -24,7 +24,7 @@ from gpurt.errors import GraphError
 from gpurt.graph import Graph, Operand
 from gpurt.graphs import weights as read
 from gpurt.graphs.bounds import check_shares
-from gpurt.graphs.collectives import all_gather, all_reduce
+from gpurt.graphs.collectives import all_gather, all_reduce, all_reduce_into
 from gpurt.graphs.ops.attention import attention, ring_pages, slot_pages
 from gpurt.graphs.ops.attention_commit import commit_paths
 from gpurt.graphs.ops.block_conv import block_conv
@@ -33,12 +33,12 @@ from gpurt.graphs.ops.draft_rows import draft_rows
 from gpurt.graphs.ops.draft_walk import draft_walk
 from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.matvec import matvec
+from gpurt.graphs.streams import Stream, normed_matvec, with_normed
 from gpurt.graphs.weights import rotary_frequencies, rotary_table
 
 if TYPE_CHECKING:
     from gpurt.loaders.model import WeightSource
 
-_Inner = Callable[[Buffer, Buffer | None, Buffer | None], Buffer]  # (rows, norm, residual) -> rows
 # Candidates of a slot without a selector: greedy needs one, a sampled choice those that matter.
 _PLAIN_TOP_K = 16
 
@@ -133,7 +133,8 @@ class DraftTarget:
     """What a drafter takes of its target's graph, and how it was built.
 
     streams: the residual stream after every layer, [rows, hidden] f32. table: the embedding.
-    head: of a rank its rows. page: positions of a cache page.
+    head: of a rank its rows. page: positions of a cache page. head_reads: what the head's x is in
+    the target: matrices lie in memory as their x is read, so another would have a second head.
     """
 
     streams: Sequence[Buffer]
@@ -142,6 +143,10 @@ class DraftTarget:
     page: int
     kv_dtype: str
     weight_dtype: DType | None
+    head_reads: DType
+
+
+_Inner = Callable[[Stream, Buffer | None], Buffer]  # (x, residual) -> a rank's term of the sum
 
 
 @dataclass(frozen=True)
@@ -220,6 +225,8 @@ class _Builder:
         self.kv_heads = model.config.kv_heads // self.kv_part[1]
         config, self.context = model.config, graph.context + block
         self.capacity = min(graph.slots, graph.rows) * block
+        # Of rows that matvecs read: they would round them to bf16 themselves.
+        self.dtype = bf16 if target.weight_dtype == bf16 else f32
         self.vectors: dict[str, Buffer] = {}
         self.page_tables = {w: self.page_table(w) for w in sorted(set(config.windows))}
         frequencies = rotary_frequencies(config.theta, config.head_dim)
@@ -240,8 +247,8 @@ class _Builder:
         table = graph.row_table("draft.rows", self.capacity)
         draft_rows(graph, table, block=self.block, mask=config.mask_token)
         with graph.over(table):
-            x = self.activation("draft.x", config.hidden)
-            embed(graph, self.target.table, x, scale=config.input_scale)
+            x, options = self.stream("draft.x", 0)
+            embed(graph, self.target.table, x.s, scale=config.input_scale, **options)
             for layer, cache in enumerate(caches):
                 with graph.at(f"layers[{layer}]"):
                     x = self.layer(layer, cache, x)
@@ -314,86 +321,103 @@ class _Builder:
         )
 
     # ---- the block ---------------------------------------------------------------------------
-    def layer(self, layer: int, cache: _Cache, x: Buffer) -> Buffer:
+    def layer(self, layer: int, cache: _Cache, x: Stream) -> Stream:
         """The rows of the table after a layer."""
 
-        def attend(a: Buffer, norm: Buffer | None, residual: Buffer | None) -> Buffer:
-            return self.attend(layer, cache, a, norm, residual)
+        def attend(x: Stream, residual: Buffer | None) -> Buffer:
+            return self.attend(layer, cache, x, residual)
 
-        def mlp(a: Buffer, norm: Buffer | None, residual: Buffer | None) -> Buffer:
-            return self.mlp(layer, a, norm, residual)
+        def mlp(x: Stream, residual: Buffer | None) -> Buffer:
+            return self.mlp(layer, x, residual)
 
-        at = f"layers.{layer}"
-        x = self.sublayer(f"{at}.attention", f"{at}.input_layernorm.weight", x, attend)
-        return self.sublayer(f"{at}.mlp", f"{at}.post_attention_layernorm.weight", x, mlp)
+        return self.sublayer(2 * layer + 1, self.sublayer(2 * layer, x, attend), mlp)
 
-    def sublayer(self, at: str, norm: str, x: Buffer, inner: _Inner) -> Buffer:
+    def sublayer(self, index: int, x: Stream, inner: _Inner) -> Stream:
         """X plus `inner` of its norm, both convolved if the drafter does: DFlash 2."""
-        graph, config = self.graph, self.config
-        gain = self.vector(f"draft.{at}.norm", norm)
-        if not config.conv_taps:
-            return inner(x, gain, x)
+        graph, at = self.graph, f"layers.{index // 2}.{('attention', 'mlp')[index % 2]}"
+        if x.normed is None:
+            y = inner(x, x.s if self.ranks == 1 else None)
+            y = all_reduce(graph, y, self.ranks, residual=x.s)
+            return Stream(y, self.gain(index + 1))
         base = self.vector(f"draft.{at}.conv", f"{at}_conv.base_kernel")
         w = self.matrix(f"draft.{at}.conv.w", f"{at}_conv.kernel_projection")
         d = self.activation(f"draft.{at}.conv.d", w.shape[0])
-        matvec(graph, x, w, d, norm=gain, eps=config.eps, name="conv")
+        self.normed_matvec(x, w, d, name="conv")
         d = all_gather(graph, d, self.ranks)
-        # What matvecs round to bf16 themselves on a GPU: there no bit changes.
-        dtype = bf16 if self.target.weight_dtype == bf16 else f32
-        a = graph.activation(f"draft.{at}.a", [self.capacity, config.hidden], dtype)
-        block_conv(graph, x, d, base, a, side=0, gain=gain, eps=config.eps, name="conv_in")
-        z, y = inner(a, None, None), self.activation(f"draft.{at}.y", config.hidden)
-        block_conv(graph, z, d, base, y, side=1, residual=x, name="conv_out")
-        return y
+        a = graph.activation(f"draft.{at}.a", x.s.shape, self.dtype)
+        block_conv(graph, x.normed, d, base, a, side=0, name="conv_in")
+        out, options = self.stream(f"draft.{at}.y", index + 1)
 
-    def attend(
-        self, layer: int, cache: _Cache, a: Buffer, norm: Buffer | None, residual: Buffer | None
-    ) -> Buffer:
-        graph, config = self.graph, self.config
-        at, own = f"draft.layers.{layer}", f"layers.{layer}.self_attn"
+        def add(z: Operand) -> None:
+            block_conv(graph, z, d, base, out.s, side=1, residual=x.s, name="conv_out", **options)
+
+        all_reduce_into(graph, inner(x._replace(normed=a), None), self.ranks, add)
+        return out
+
+    def stream(self, name: str, index: int) -> tuple[Stream, dict[str, Any]]:
+        """What sublayer `index` reads, or the head, and how who makes it norms it, too."""
+        x = Stream(self.activation(name, self.config.hidden), self.gain(index))
+        is_last = index == 2 * self.config.layers
+        if not self.config.conv_taps or (is_last and self.target.head_reads != self.dtype):
+            return x, {}
+        return with_normed(self.graph, x, self.dtype, self.config.eps)
+
+    def gain(self, index: int) -> Buffer:
+        """Of the norm that stands in front of sublayer `index`, or of the head."""
+        if index == 2 * self.config.layers:
+            return self.vector("draft.norm", "norm.weight")
+        which = ("input_layernorm", "post_attention_layernorm")[index % 2]
+        return self.vector(f"draft.norm[{index}]", f"layers.{index // 2}.{which}.weight")
+
+    def normed_matvec(self, x: Stream, w: Operand, y: Buffer, **options: Any) -> None:
+        normed_matvec(self.graph, x, w, y, self.config.eps, **options)
+
+    def attend(self, layer: int, cache: _Cache, x: Stream, residual: Buffer | None) -> Buffer:
+        config, at, own = self.config, f"draft.layers.{layer}", f"layers.{layer}.self_attn"
         width = config.heads // self.ranks * config.head_dim
         q = self.activation(f"{at}.q", width)
         kv = self.activation(f"{at}.kv", 2 * self.kv_heads * config.head_dim)
-        q_w = self.matrix(f"{at}.q.w", f"{own}.q_proj")
-        matvec(graph, a, q_w, q, norm=norm, eps=config.eps, name="q")
-        matvec(graph, a, cache.w, kv, norm=norm, eps=config.eps, name="kv")
+        self.normed_matvec(x, self.matrix(f"{at}.q.w", f"{own}.q_proj"), q, name="q")
+        self.normed_matvec(x, cache.w, kv, name="kv")
         out = self.activation(f"{at}.out", width)
         self.attention(layer, cache, q, kv, out)
-        return self.summed(f"{at}.o", f"{own}.o_proj", out, residual)
+        return self.term(f"{at}.o", f"{own}.o_proj", out, residual)
 
-    def mlp(self, layer: int, a: Buffer, norm: Buffer | None, residual: Buffer | None) -> Buffer:
-        graph, config = self.graph, self.config
+    def mlp(self, layer: int, x: Stream, residual: Buffer | None) -> Buffer:
         at, own = f"draft.layers.{layer}", f"layers.{layer}.mlp"
-        m = self.activation(f"{at}.m", config.intermediate // self.ranks)
+        m = self.activation(f"{at}.m", self.config.intermediate // self.ranks)
         pair = (f"{own}.gate_proj", f"{own}.up_proj")
         w = self.matrix(f"{at}.gate_up.w", *pair, interleaved=True)
-        matvec(graph, a, w, m, norm=norm, swiglu=True, eps=config.eps, name="gate_up")
-        return self.summed(f"{at}.down", f"{own}.down_proj", m, residual)
+        self.normed_matvec(x, w, m, swiglu=True, name="gate_up")
+        return self.term(f"{at}.down", f"{own}.down_proj", m, residual)
 
-    def summed(self, name: str, tensor: str, x: Buffer, residual: Buffer | None) -> Buffer:
-        """A matrix of which a rank has the columns that x is for, times x: the sum over ranks."""
+    def term(self, name: str, tensor: str, x: Buffer, residual: Buffer | None) -> Buffer:
+        """A matrix of which a rank has the columns that x is for, times x."""
         y = self.activation(name, self.config.hidden)
-        w, last = self.matrix(f"{name}.w", tensor, axis=1), name.rsplit(".", 1)[-1]
-        if self.ranks == 1:
-            matvec(self.graph, x, w, y, residual=residual, name=last)
-            return y
-        matvec(self.graph, x, w, y, name=last)
-        return all_reduce(self.graph, y, self.ranks, residual=residual)
+        w = self.matrix(f"{name}.w", tensor, axis=1)
+        matvec(self.graph, x, w, y, residual=residual, name=name.rsplit(".", 1)[-1])
+        return y
 
-    def propose(self, x: Buffer, proposals: Buffer) -> None:
+    def propose(self, x: Stream, proposals: Buffer) -> None:
         """The target's head on every mask's row, the best of it, and a path through them."""
         graph, config = self.graph, self.config
-        norm = self.vector("draft.norm", "norm.weight")
+        selector: tuple[Buffer, Buffer, Buffer] | None = None
+        if config.selector_rank:
+            at = "candidate_selector"
+            p = self.activation("draft.selector.p", config.selector_rank // self.ranks)
+            p_w = self.matrix("draft.selector.w", f"{at}.hidden_projection")
+            self.normed_matvec(x, p_w, p, sampled=True, name="selector")
+            p = all_gather(graph, p, self.ranks, sampled=True)
+            books = [f"{at}.{which}_codebook" for which in ("predecessor", "successor")]
+            a, b = (self.weight(f"draft.{book}", [self.weights[book]]) for book in books)
+            selector = p, a, b
         width = config.vocab // self.ranks
         logits = self.activation("draft.logits", width)
-        matvec(
-            graph,
+        self.normed_matvec(
             x,
             self.target.head,
             logits,
-            norm=norm,
             sampled=True,
-            eps=config.eps,
             scale=config.output_multiplier,
             softcap=config.softcap,
             name="head",
@@ -406,16 +430,6 @@ class _Builder:
         )
         candidates(graph, logits, scores, ids, count=top_k, first=self.rank * width)
         scores, ids = (all_gather(graph, of, self.ranks, sampled=True) for of in (scores, ids))
-        selector: tuple[Buffer, Buffer, Buffer] | None = None
-        if config.selector_rank:
-            at = "candidate_selector"
-            p = self.activation("draft.selector.p", config.selector_rank // self.ranks)
-            p_w = self.matrix("draft.selector.w", f"{at}.hidden_projection")
-            matvec(graph, x, p_w, p, norm=norm, sampled=True, eps=config.eps, name="selector")
-            p = all_gather(graph, p, self.ranks, sampled=True)
-            books = [f"{at}.{which}_codebook" for which in ("predecessor", "successor")]
-            a, b = (self.weight(f"draft.{book}", [self.weights[book]]) for book in books)
-            selector = p, a, b
         draft_walk(graph, scores, ids, proposals, top_k=top_k, selector=selector, nodes=self.nodes)
 
     # ---- buffers -----------------------------------------------------------------------------

@@ -226,7 +226,7 @@ class LlamaBuilder:
             )
             sample(graph, all_gather(graph, logits, ranks, sampled=True))
         kinds = (self.kv_dtype, self.weight_dtype)
-        return DraftTarget(streams, table, head, PAGE, *kinds)
+        return DraftTarget(streams, table, head, PAGE, *kinds, f32)
 
     def head(self) -> Buffer:
         """This rank's rows of the head; a tied one is in the table, too, which is whole."""

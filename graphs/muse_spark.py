@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -49,6 +49,7 @@ from gpurt.graphs.ops.gated_residual import gated_residual
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.route import RoutesLayout, forced_table, route
 from gpurt.graphs.ops.sample import sample
+from gpurt.graphs.streams import Stream, normed_matvec, with_normed
 from gpurt.wire import PROPOSALS_PER_SLOT
 
 if TYPE_CHECKING:
@@ -110,14 +111,6 @@ def gate_constants(
     return alpha.astype(np.float32), beta.astype(np.float32)
 
 
-class _Stream(NamedTuple):
-    """The residual stream, the gain of its next norm, and C of it where that was written."""
-
-    s: Buffer
-    norm: Buffer | None
-    normed: Buffer | None = None
-
-
 class _Builder:
     """One call of `build`: the graph under construction and what all layers share."""
 
@@ -138,15 +131,15 @@ class _Builder:
         self.by_expert = False  # ranks have whole experts, not parts of every one
         self.weight_dtype = None if weight_dtype is None else DTYPES[weight_dtype]
         # float32 activations stay what they are: on the host, within 1e-5 of the model's own.
-        self.fuses_norms = self.weight_dtype == bf16
+        self.reads = bf16 if self.weight_dtype == bf16 else f32  # what matvecs read of the stream
         self.page_tables = {w: self.page_table(w) for w in sorted(set(config.windows))}
         self.ropes = {theta: self.rope(theta) for theta in sorted(set(config.thetas)) if theta}
 
     def build(self) -> DraftTarget:
         graph, config, streams = self.graph, self.config, []
-        x = _Stream(self.activation("embed.s", config.hidden), self.input_norm(0))
+        x, options = self.stream("embed.s", self.input_norm(0))
         table = self.matrix("embed.table", f"{PREFIX}.embed_tokens")
-        embed(graph, table, x.s, eps=config.eps)
+        embed(graph, table, x.s, eps=config.eps, **options)
         for layer in range(config.layers):
             with graph.at(f"layers[{layer}]", layer=layer):
                 at, source = f"layers[{layer}]", f"{PREFIX}.layers.{layer}"
@@ -156,20 +149,17 @@ class _Builder:
         with graph.at("head", layer=config.layers):
             logits = self.activation("logits", config.vocab // self.ranks)
             head = self.head(table)
-            matvec(
-                graph,
-                x.s,
+            self.normed_matvec(
+                x,
                 head,
                 logits,
-                norm=self.vector("head.norm", f"{PREFIX}.norm.weight"),
                 sampled=True,
-                eps=config.eps,
                 scale=config.output_multiplier,
                 softcap=config.softcap,
                 name="head",
             )
             sample(graph, all_gather(graph, logits, self.ranks, sampled=True))
-        kinds = (self.kv_dtype, self.weight_dtype)
+        kinds = (self.kv_dtype, self.weight_dtype, self.reads)
         return DraftTarget(streams, table, head, self.page, *kinds)
 
     def head(self, table: Buffer) -> Buffer | Region:
@@ -203,7 +193,7 @@ class _Builder:
         self.graph.notes += [note] if note else []
 
     # ---- halves of a layer -----------------------------------------------------------------
-    def attention_half(self, layer: int, at: str, source: str, x: _Stream) -> _Stream:
+    def attention_half(self, layer: int, at: str, source: str, x: Stream) -> Stream:
         graph, config = self.graph, self.config
         out = self.attention(layer, at, source, x)
         b = self.activation(f"{at}.attention.b", config.hidden)
@@ -213,7 +203,7 @@ class _Builder:
         norm = self.gain(f"{at}.mlp.norm", f"{source}.pre_feedforward_layernorm.weight")
         return self.residual(f"{at}.t", gate, b, x.s, "attention_residual", norm)
 
-    def mlp_half(self, layer: int, at: str, source: str, x: _Stream) -> _Stream:
+    def mlp_half(self, layer: int, at: str, source: str, x: Stream) -> Stream:
         sparse = self.config.sparse[layer]
         half = self.experts if sparse else self.dense
         b = half(layer, at, f"{source}.mlp", x)
@@ -223,12 +213,12 @@ class _Builder:
             b,
             x.s,
             "mlp_residual",
-            norm=self.input_norm(layer + 1) if layer + 1 < self.config.layers else None,
+            norm=self.input_norm(layer + 1),
             gain=self.gain(f"{at}.mlp.gain", f"{source}.post_feedforward_layernorm.weight"),
             gathered=sparse,
         )
 
-    def attention(self, layer: int, at: str, source: str, x: _Stream) -> Buffer:
+    def attention(self, layer: int, at: str, source: str, x: Stream) -> Buffer:
         graph, config = self.graph, self.config
         part = read.head_part(config.kv_heads, self.rank, self.ranks)
         heads, kv_heads = config.heads // self.ranks, config.kv_heads // part[1]
@@ -264,7 +254,7 @@ class _Builder:
         )
         return out
 
-    def dense(self, layer: int, at: str, source: str, x: _Stream) -> Buffer:
+    def dense(self, layer: int, at: str, source: str, x: Stream) -> Buffer:
         del layer
         graph, config = self.graph, self.config
         m = self.activation(f"{at}.mlp.m", config.intermediate // self.ranks)
@@ -276,7 +266,7 @@ class _Builder:
         matvec(graph, m, down, b, name="down")
         return b
 
-    def experts(self, layer: int, at: str, source: str, x: _Stream) -> Buffer:
+    def experts(self, layer: int, at: str, source: str, x: Stream) -> Buffer:
         graph, config = self.graph, self.config
         # The router first: the choice of experts is the longer way, and where both have tasks on a
         # worker, the second waits for the first.
@@ -328,13 +318,10 @@ class _Builder:
         return (self.rank * count if self.by_expert else 0), count
 
     # ---- operators -----------------------------------------------------------------------
-    def normed_matvec(self, x: _Stream, w: Buffer, y: Buffer, **options: Any) -> None:
-        """W C(x): of what the gated residual wrote, else normed on the way."""
-        if x.normed is None:
-            options |= {"norm": x.norm, "eps": self.config.eps}
-        matvec(self.graph, x.normed or x.s, w, y, **options)
+    def normed_matvec(self, x: Stream, w: Operand, y: Buffer, **options: Any) -> None:
+        normed_matvec(self.graph, x, w, y, self.config.eps, **options)
 
-    def router(self, at: str, source: str, x: _Stream) -> Buffer:
+    def router(self, at: str, source: str, x: Stream) -> Buffer:
         """The logits of all experts, on every rank; of a wide router each rank computes a part."""
         graph, config = self.graph, self.config
         ranks = self.ranks if self.shares_router() else 1
@@ -390,20 +377,14 @@ class _Builder:
         branch: Buffer,
         stream: Buffer,
         name: str,
-        norm: Buffer | None,
+        norm: Buffer,
         gain: Buffer | None = None,
         gathered: bool = False,
-    ) -> _Stream:
-        """The gated residual of a branch of which each rank has a term, or, gathered, columns; with
-        its norm, if there is one, for bf16 matrices.
-        """
+    ) -> Stream:
+        """The gated residual of a branch of which each rank has a term, or, gathered, columns."""
         graph, config, source = self.graph, self.config, self.weights[f"{gate}.gate"]
-        out = _Stream(self.activation(y, config.hidden), norm)
-        options: dict[str, Any] = {"gain": gain, "eps": config.post_eps, "name": name}
-        if norm is not None and self.fuses_norms:
-            normed = graph.row_activation(f"{y}.normed", config.hidden, bf16)
-            out = out._replace(normed=normed)
-            options |= {"norm": norm, "normed": normed, "norm_eps": config.eps}
+        out, options = self.stream(y, norm)
+        options |= {"gain": gain, "eps": config.post_eps, "name": name}
 
         def constant(which: int) -> NDArray[Any]:
             return gate_constants(read.converted(source, f32), config.gate_temperature)[which]
@@ -423,6 +404,11 @@ class _Builder:
         return out
 
     # ---- buffers ---------------------------------------------------------------------------
+    def stream(self, name: str, norm: Buffer) -> tuple[Stream, dict[str, Any]]:
+        """Rows of the stream, and how who makes them norms them, too, if that is read in bf16."""
+        x = Stream(self.activation(name, self.config.hidden), norm)
+        return with_normed(self.graph, x, bf16, self.config.eps) if self.reads == bf16 else (x, {})
+
     def activation(self, name: str, width: int) -> Buffer:
         return self.graph.row_activation(name, width, f32)
 
@@ -448,6 +434,9 @@ class _Builder:
         return self.graph.weight(name, source.shape, f32, read.stack([source], f32))
 
     def input_norm(self, layer: int) -> Buffer:
+        """Of a layer, or behind the last one the head's."""
+        if layer == self.config.layers:
+            return self.vector("head.norm", f"{PREFIX}.norm.weight")
         tensor = f"{PREFIX}.layers.{layer}.input_layernorm.weight"
         return self.gain(f"layers[{layer}].attention.norm", tensor)
 

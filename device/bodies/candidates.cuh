@@ -1,8 +1,7 @@
-// candidates on the GPU: the best of each chunk of a row. graphs/ops/candidates.py has the
-// contract.
+// candidates on the GPU: the best of a chunk of one row. graphs/ops/candidates.py has the contract.
 //
-// A warp takes a row and keeps its best in its lanes (lane_best.cuh); kLoads reads are in flight
-// before the first is used.
+// A warp keeps the best of its part of the chunk in its lanes (lane_best.cuh), kLoads reads in
+// flight before the first is used; then one warp takes the best of all parts, in their order.
 #pragma once
 #include "lane_best.cuh"
 
@@ -10,23 +9,39 @@ namespace gpurt {
 
 struct candidates {
   static constexpr u32 kLoads = 8;
+  static constexpr u32 kParts = 16;  // of a chunk, whatever the team
+
+  struct Scratch {
+    f32 value[kParts][32];
+    u32 id[kParts][32];
+  };
+  static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
 
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
-    const u32 n = task.param[0], count = task.param[1], chunk = task.param[2];
-    const u32 first = task.param[3];
-    const u64 width = u64((n + chunk - 1) / chunk) * count;
-    const u32 lane = context.thread % 32;
+    const u32 n = task.param[0], count = task.param[1], chunk = task.param[2], row = task.tile[3];
+    if (row >= context.step->sample_count) return;  // all threads
+    Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
+    const f32* x = arg<const f32>(task, 0) + u64(row) * n;
+    const u32 lane = context.thread % 32, begin = task.tile[0], end = task.tile[1];
+    const u32 columns = (end - begin + kParts - 1) / kParts;
 #pragma unroll 1
-    for (u32 row = context.thread / 32; row < context.step->sample_count;
-         row += context.team_threads / 32) {
-      const f32* x = arg<const f32>(task, 0) + u64(row) * n;
-      const LaneBest best = choose(x, task.tile[0], task.tile[1], count, lane);
-      const u64 at = row * width + u64(task.tile[2]) * count + lane;
-      if (lane < count) {
-        arg<f32>(task, 1)[at] = best.value;
-        arg<u32>(task, 2)[at] = first + best.id;
-      }
+    for (u32 part = context.thread / 32; part < kParts; part += context.team_threads / 32) {
+      const u32 first = min(begin + part * columns, end);
+      const LaneBest best = choose(x, first, min(first + columns, end), count, lane);
+      scratch.value[part][lane] = lane < count ? best.value : LaneBest::none();
+      scratch.id[part][lane] = best.id;
     }
+    context.sync();
+    if (context.thread >= 32) return;
+    LaneBest best;
+#pragma unroll 1
+    for (u32 part = 0; part < kParts; ++part)
+      best.offer(scratch.value[part][lane], scratch.id[part][lane], count);
+    if (lane >= count) return;
+    const u64 width = u64((n + chunk - 1) / chunk) * count;
+    const u64 at = row * width + u64(task.tile[2]) * count + lane;
+    arg<f32>(task, 1)[at] = best.value;
+    arg<u32>(task, 2)[at] = task.param[3] + best.id;
   }
 
  private:

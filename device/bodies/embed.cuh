@@ -1,11 +1,11 @@
 // embed on the GPU: x[r] = table[token[r]], as float32.
 //
-// The table is row-major as stored: f32, f16, bf16, or GGUF's q4_1 and q8_0 blocks of 32. With eps
-// > 0 a row is normed: mean squares of all rows, a barrier, then each element is read again. A
-// scale comes last.
+// The contract is in graphs/ops/embed.py; a tile is a row. The table is row-major as stored: f32,
+// f16, bf16, or GGUF's q4_1 and q8_0 blocks of 32. With eps > 0 the row is normed: its mean square,
+// a barrier, then each element is read again. A scale comes last; behind it `normed`.
 #pragma once
 #include "elements.cuh"
-#include "row_norm.cuh"
+#include "normed_row.cuh"
 #include "rows.cuh"
 
 // 1 if an embed of the plan norms: the generated bodies.gen.cuh says so.
@@ -19,63 +19,59 @@
 namespace gpurt {
 
 struct embed {
-  __device__ static void run(const TaskRecord& task, const BodyContext& context) {
-    const u32 hidden = task.param[0], code = task.param[1];
-    f32* x = context.address<f32>(task, 1);
-    const u32 eights = hidden / 8;
-    if constexpr (GPURT_EMBED_NORMS != 0) {
-      if (param_f32(task, 2) > 0) return run_normed(task, context);
-    }
-    const TileRows rows = TileRows::of(task, context);
-    for (u32 at = rows.begin * eights + context.thread; at < rows.end * eights;
-         at += context.team_threads) {
-      const u32 row = at / eights, column = at % eights * 8;
-      f32 value[8];
-      read(task.addr[0], code, hidden, context.rows[row].token, column, value);
-      if constexpr (GPURT_EMBED_SCALES != 0) {
-#pragma unroll
-        for (u32 e = 0; e < 8; ++e) value[e] *= param_f32(task, 3);
-      }
-      store8(x + u64(row) * hidden + column, value);
-    }
-  }
-
-  static constexpr u32 kRowsMax = 16;
-
   struct Scratch {
-    RowNorm::Partial partial[kRowsMax];
+    RowNorm::Partial squares[2];  // of a row of the table, of x
   };
   static_assert(sizeof(Scratch) <= BodyContext::scratch_bytes);
 
-  __device__ __noinline__ static void run_normed(const TaskRecord& task,
-                                                 const BodyContext& context) {
-    Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
-    const u32 hidden = task.param[0], code = task.param[1], eights = hidden / 8;
+  __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     const TileRows rows = TileRows::of(task, context);
 #pragma unroll 1
     for (u32 row = rows.begin; row < rows.end; ++row) {
-      const u32 token = context.rows[row].token;
-      RowNorm::sum(scratch.partial[row - rows.begin], eights, context, [&](u32 i, f32 sum) {
-        f32 v[8];
-        read(task.addr[0], code, hidden, token, i * 8, v);
-#pragma unroll
-        for (u32 e = 0; e < 8; ++e) sum = fmaf(v[e], v[e], sum);
-        return sum;
-      });
+      if (row != rows.begin) context.sync();  // the scratch was the last row's
+      make_row(task, context, row);
     }
+  }
+
+ private:
+  static constexpr u32 kNorm = 2, kNormed = 3;  // arguments
+
+  __device__ static void make_row(const TaskRecord& task, const BodyContext& context, u32 row) {
+    Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
+    const u32 hidden = task.param[0], code = task.param[1], eights = hidden / 8;
+    const u32 token = context.rows[row].token;
+    f32* x = context.address<f32>(task, 1) + u64{row} * hidden;
+    f32 scale = 1;
+    if constexpr (GPURT_EMBED_SCALES != 0) scale = param_f32(task, 3);
+    // Of the table's row, if that is normed; then of x, which is stored. One loop, one reader.
+#pragma unroll 1
+    for (u32 pass = GPURT_EMBED_NORMS != 0 && param_f32(task, 2) > 0 ? 0 : 1; pass < 2; ++pass) {
+#pragma unroll 1
+      for (u32 v = context.thread / 32; v < RowNorm::kVirtual; v += context.team_threads / 32) {
+        f32 sum = 0;
+#pragma unroll 1
+        for (u32 i = v * 32 + context.thread % 32; i < eights; i += RowNorm::kVirtual * 32) {
+          f32 value[8];
+          read(task.addr[0], code, hidden, token, i * 8, value);
+          if (pass != 0) {
+#pragma unroll
+            for (u32 e = 0; e < 8; ++e) value[e] *= scale;
+            store8(x + i * 8, value);
+          }
+#pragma unroll
+          for (u32 e = 0; e < 8; ++e) sum = fmaf(value[e], value[e], sum);
+        }
+        RowNorm::keep(scratch.squares[pass], v, sum);
+      }
+      if (pass != 0) break;
+      context.sync();
+      scale *= RowNorm::scale(scratch.squares[0], hidden, param_f32(task, 2));
+    }
+    if (task.addr[kNormed] == 0) return;
     context.sync();
-    f32* x = context.address<f32>(task, 1);
-    for (u32 at = rows.begin * eights + context.thread; at < rows.end * eights;
-         at += context.team_threads) {
-      const u32 row = at / eights, column = at % eights * 8;
-      f32 scale = RowNorm::scale(scratch.partial[row - rows.begin], hidden, param_f32(task, 2));
-      if constexpr (GPURT_EMBED_SCALES != 0) scale *= param_f32(task, 3);
-      f32 value[8];
-      read(task.addr[0], code, hidden, context.rows[row].token, column, value);
-#pragma unroll
-      for (u32 e = 0; e < 8; ++e) value[e] *= scale;
-      store8(x + u64(row) * hidden + column, value);
-    }
+    const RowsByFours normed{task.addr[kNormed], hidden, task.param[5], task.param[6]};
+    store_normed(context, x, scratch.squares[1], arg<const f32>(task, kNorm), param_f32(task, 4),
+                 normed, row);
   }
 
   // Columns [column, column + 8) of one row of the table.

@@ -1,9 +1,10 @@
 // embed: x[r] = table[token[r]]. The table is any float or block format; x is f32. With eps above 0
-// the row is divided by the root of its mean square; then it is multiplied by scale.
+// the row is divided by the root of its mean square; then it is multiplied by scale. Normed again,
+// with weights, it may go to `normed`, too.
 #pragma once
 #include "context.hpp"
 #include "matvec_task.hpp"
-#include "simd.hpp"
+#include "norm.hpp"
 
 namespace gpurt {
 
@@ -85,6 +86,8 @@ struct embed {
     const u32 dtype = record.param[1];
     const f32 eps = param_f32(record, 2);
     const f32 scale = param_f32(record, 3);
+    const host::NormedRows normed{arg<const f32>(record, 2), arg<void>(record, 3), hidden,
+                                  param_f32(record, 4), record.param[5] == kBf16};
     const u64 stride = host::row_bytes(dtype, hidden);
     for (u32 row = 0; row < context.step->rows; ++row) {
       const u8* const from = table + context.rows[row].token * stride;
@@ -92,6 +95,7 @@ struct embed {
       host::embed_row(dtype, from, hidden, to);
       if (eps > 0.0F) host::embed_norm(hidden, eps, to);
       if (scale != 1.0F) host::embed_scale(hidden, scale, to);
+      if (normed.to != nullptr) GPURT_AT_LEVEL(store_normed, normed, row, to);
     }
     return kFaultNone;
   }

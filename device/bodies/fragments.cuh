@@ -7,7 +7,7 @@
 // The planner (fragments.py) chooses it where all that touch a buffer know it, and says so by a
 // parameter: the number of row tiles that the buffer has; 0: rows side by side.
 #pragma once
-#include "../ptx.cuh"
+#include "elements.cuh"
 
 // 1 if a task of the plan reads such a buffer: the generated bodies.gen.cuh says so. Other kernels
 // hold no word of it.
@@ -29,11 +29,42 @@ GPURT_FN u32 fragment_place(u32 row, u32 column, u32 tiles) {
          (row % 8 * 4 + granule % 4) * 16 + column % kEach * ELEMENT_BYTES;
 }
 
-// Columns 4i .. 4i + 3 of a row as bf16. width: of a row. tiles: as above.
-GPURT_FN void store_bf16x4(u16* y, u32 row, u32 i, u32 width, u32 tiles, const float4& v) {
-  u16* to = y + u64{row} * width + 4 * i;
-  if (kFragments && tiles != 0) to = y + fragment_place<2>(row, 4 * i, tiles) / 2;
-  *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16x2(v.x, v.y), pack_bf16x2(v.z, v.w));
-}
+// Rows of an argument in float32 or bf16, as bodies read and write them: columns 4i .. 4i + 3.
+struct RowsByFours {
+  u64 base;
+  u32 width;         // of a row
+  u32 dtype, tiles;  // parameters of the argument; tiles: as above
+
+  GPURT_FN u64 place(u32 row, u32 i) const {
+    if (kFragments && tiles != 0) return base + fragment_place<2>(row, 4 * i, tiles);
+    return base + (u64{row} * width + 4 * i) * (dtype == kBf16 ? 2 : 4);
+  }
+
+  // Bytes from a place in a row to the one so many chunks of 64 columns behind it.
+  GPURT_FN u32 apart(u32 chunks) const {
+    const u32 together = kFragments && tiles != 0 ? tiles * 8 : 1;  // rows
+    return chunks * together * 64 * (dtype == kBf16 ? 2 : 4);
+  }
+
+  GPURT_FN void store(u32 row, u32 i, const float4& v) const {
+    if (dtype == kBf16) {
+      *at<uint2>(place(row, i)) = make_uint2(pack_bf16x2(v.x, v.y), pack_bf16x2(v.z, v.w));
+    } else {
+      *at<float4>(place(row, i)) = v;
+    }
+  }
+
+  // What lies there, and the floats that it means: loads of several are under way at once.
+  GPURT_FN float4 load(u64 from) const {
+    if (dtype != kBf16) return load_piece(at<const float4>(from));
+    const uint2 pairs = *at<const uint2>(from);
+    return make_float4(__uint_as_float(pairs.x), __uint_as_float(pairs.y), 0, 0);
+  }
+  GPURT_FN float4 floats(const float4& v) const {
+    if (dtype != kBf16) return v;
+    return make_float4(bf16_low(__float_as_uint(v.x)), bf16_high(__float_as_uint(v.x)),
+                       bf16_low(__float_as_uint(v.y)), bf16_high(__float_as_uint(v.y)));
+  }
+};
 
 }  // namespace gpurt

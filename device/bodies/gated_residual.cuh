@@ -7,8 +7,7 @@
 // thread has few of them they stay in registers, and loads are under way over the barriers.
 #pragma once
 #include "../ptx.cuh"
-#include "fragments.cuh"
-#include "row_norm.cuh"
+#include "normed_row.cuh"
 #include "rows.cuh"
 #include "slots.cuh"
 
@@ -60,12 +59,12 @@ struct gated_residual {
     }
     if (task.addr[kNormed] == 0) return;
     context.sync();
-    norm_row(task, context, rows.begin, scratch.of_y);
+    store_normed(context, arg<const f32>(task, 5) + u64{rows.begin} * hidden, scratch.of_y,
+                 arg<const f32>(task, kNorm), param_f32(task, 4), normed_of(task), rows.begin);
   }
 
  private:
   static constexpr u32 kNorm = 6, kNormed = 7;  // arguments
-  static constexpr u32 kNormedFragments = 6;    // a parameter
   static constexpr u32 kHeld = 4;               // granules of a row that a thread keeps
 
   struct Branch {
@@ -112,11 +111,12 @@ struct gated_residual {
     for (u32 j = 0; j < kHeld; ++j) kept[j] = read4(arg<const f32>(task, kNorm), at(j));
     context.sync();
     const f32 by = RowNorm::scale(scratch.of_y, hidden, param_f32(task, 4));
+    const RowsByFours normed = normed_of(task);
 #pragma unroll
     for (u32 j = 0; j < kHeld; ++j) {
       if (context.thread + j * kTeamThreads >= pieces) break;
       reinterpret_cast<float4*>(arg<f32>(task, 5) + begin)[at(j)] = v[j];
-      store_normed(task, row, at(j), mul4(scale4(v[j], by), kept[j]));
+      normed.store(row, at(j), mul4(scale4(v[j], by), kept[j]));
     }
   }
 
@@ -130,13 +130,8 @@ struct gated_residual {
     return sum;
   }
 
-  // Granule `i` of a row of normed.
-  GPURT_FN static void store_normed(const TaskRecord& task, u32 row, u32 i, const float4& v) {
-    if (task.param[5] == kBf16) {
-      store_bf16x4(arg<u16>(task, kNormed), row, i, task.param[0], task.param[kNormedFragments], v);
-    } else {
-      reinterpret_cast<float4*>(arg<f32>(task, kNormed) + u64(row) * task.param[0])[i] = v;
-    }
+  GPURT_FN static RowsByFours normed_of(const TaskRecord& task) {
+    return {task.addr[kNormed], task.param[0], task.param[5], task.param[6]};
   }
 
   // Granule `i` of a row of the branch, of one rank or put together from all; of these one after
@@ -156,18 +151,6 @@ struct gated_residual {
     const float4 y = fma4(read4(arg<const f32>(task, 4), i), normed, kept);
     reinterpret_cast<float4*>(arg<f32>(task, 5) + begin)[i] = y;
     return y;
-  }
-
-  // R(y) * norm of a whole row, of the granules that this thread wrote.
-  GPURT_FN static void norm_row(const TaskRecord& task, const BodyContext& context, u32 row,
-                                const RowNorm::Partial& squares) {
-    const u32 hidden = task.param[0], pieces = hidden / 4;
-    const f32 by = RowNorm::scale(squares, hidden, param_f32(task, 4));
-    const u64 begin = u64(row) * hidden;
-    for (u32 i = context.thread; i < pieces; i += context.team_threads) {
-      const float4 y = read4(arg<const f32>(task, 5) + begin, i);
-      store_normed(task, row, i, mul4(scale4(y, by), read4(arg<const f32>(task, kNorm), i)));
-    }
   }
 };
 

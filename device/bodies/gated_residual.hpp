@@ -22,11 +22,8 @@ struct GatedTask {
   f32* y;             // [rows, hidden]
   u32 hidden;
   f32 eps;
-  u32 begin, end;   // columns
-  const f32* norm;  // [hidden]
-  void* normed;     // [rows, hidden] f32 or bf16; null: not wanted
-  f32 norm_eps;
-  bool normed_is_bf16;
+  u32 begin, end;  // columns
+  NormedRows normed;
 };
 
 }  // namespace gpurt::host
@@ -51,10 +48,8 @@ struct gated_residual {
     task.branch = {arg<const f32>(record, 0), slot, stride, record.param[2]};
     task.begin = record.tile[0];
     task.end = record.tile[1];
-    task.norm = arg<const f32>(record, 6);
-    task.normed = arg<void>(record, 7);
-    task.norm_eps = param_f32(record, 4);
-    task.normed_is_bf16 = record.param[5] == kBf16;
+    task.normed = {arg<const f32>(record, 6), arg<void>(record, 7), task.hidden,
+                   param_f32(record, 4), record.param[5] == kBf16};
     GPURT_AT_LEVEL(gated_residual_run, task, context);
     return kFaultNone;
   }

@@ -27,32 +27,13 @@ GPURT_SIMD_FN const f32* branch_row(const GatedTask& task, u64 row, f32* room) {
   return room;
 }
 
-/// normed = R(y) * norm of a whole row of y.
-template <class T>
-GPURT_SIMD_FN void norm_row(const GatedTask& task, u64 row, T* to) {
-  const f32* const y = task.y + row * task.hidden;
-  const Vf by = splat(norm_scale(y, nullptr, task.hidden, task.norm_eps));
-  for (u32 i = 0; i < task.hidden; i += kLanes) {
-    const u32 n = task.hidden - i < kLanes ? task.hidden - i : kLanes;
-    const Vf v = mul(mul(load_upto(y + i, n), by), load_upto(task.norm + i, n));
-    f32 lanes[kLanes];
-    store(lanes, v);
-    for (u32 j = 0; j < n; ++j) from_f32(lanes[j], to + row * task.hidden + i + j);
-  }
-}
-
 GPURT_SIMD_FN void gated_residual_run(const GatedTask& task, const BodyContext& context) {
   Workspace workspace(context, Workspace::padded<f32>(task.hidden));
   f32* const room = workspace.take<f32>(task.hidden);
   for (u32 row = 0; row < context.step->rows; ++row) {
     const f32* const branch = branch_row(task, row, room);
     gate_columns(task, row, branch, norm_scale(branch, task.gain, task.hidden, task.eps));
-    if (task.normed == nullptr) continue;
-    if (task.normed_is_bf16) {
-      norm_row(task, row, static_cast<Bf16*>(task.normed));
-    } else {
-      norm_row(task, row, static_cast<f32*>(task.normed));
-    }
+    if (task.normed.to != nullptr) store_normed(task.normed, row, task.y + u64{row} * task.hidden);
   }
 }
 

@@ -214,21 +214,26 @@ struct matvec : MatvecTask {
 
   // One row of bf16: it begins before its counter edges are met. Until then who makes outputs goes
   // once through their code, and stores nothing: it is in the instruction cache then when the sums
-  // are there. A residual that is polled would be waited for.
+  // are there. A residual that is polled would be waited for. Where there are no edges x is asked
+  // for first: of a head's tasks, one behind the other, it took 1 us each (H200).
   template <u32 X>
   GPURT_FN static bool run_early(u32 turn, StageCursor& cursor, u32& half) {
     const Shape s = shape_of(slot_of(turn).record);
+    const bool waits = has_edges(slot_of(turn));
+    Sums<X, 1> w{};
+    if (!waits) start_sums(w, slot_of(turn), s);
     u32 base = shared_address(&half_of(half)), part = part_offset(s, threadIdx.x / 32);
     Output o = output_of(slot_of(turn).record, s, threadIdx.x, 0, s.rows, slot_of(turn).round);
     pin(o.y), pin(o.part), pin(o.bits), pin(part), pin(base);
-    bool is_dry = has_edges(slot_of(turn)) && (s.flags & kResidualPayload) == 0;
+    bool is_dry = waits && (s.flags & kResidualPayload) == 0;
 #pragma unroll 1
     for (;; is_dry = false) {
       if (!is_dry) {
-        if (!wait_edges(slot_of(turn))) return false;
+        if (waits) {
+          if (!wait_edges(slot_of(turn))) return false;
+          start_sums(w, slot_of(turn), s);
+        }
         load_residual(s, o);
-        Sums<X, 1> w{};
-        start_sums(w, slot_of(turn), s);
         sum_chunks(w, s, 0, cursor, turn);
         store_sums(w, s, base, part);
         trace_stall(turn, w.stall);

@@ -80,7 +80,7 @@ def draft_alone(config: DFlashConfig, *, context: int, ranks: int) -> Graph:
     logits = graph.state("logits", [config.block, _CHOICES], "f32")
     graph.op(SAMPLE, {"logits": logits, "sampled": graph.sampled}, name="sample", vocab=_CHOICES)
     head = graph.weight("head.w", [config.vocab // ranks, config.hidden], bf16, graphs.pending)
-    target = DraftTarget([stream], table, head, PAGE, "bf16", bf16)
+    target = DraftTarget([stream], table, head, PAGE, "bf16", bf16, bf16)
     add_drafter(graph, "dflash", config.block - 1, target, _made_up(config))
     made_up.share_matrices(graph)
     return graph

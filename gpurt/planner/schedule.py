@@ -23,7 +23,7 @@ from gpurt.planner.draft import NO_WORKER, Draft, DraftOp, DraftTask, Group
 HOMED_BODIES = frozenset(
     (
         *("attention", "route", "combine", "gated_residual", "matvec_f32"),
-        *("publish", "reduce", "collect", "reduce_squares", "combine_columns"),
+        *("publish", "reduce", "collect", "reduce_squares", "combine_columns", "block_conv"),
     )
 )
 

@@ -9,6 +9,7 @@ value. So whoever wants the best of a whole row merges a few numbers a chunk. Id
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
 from gpurt.errors import GraphError
-from gpurt.graphs.ops.regions import columns, region_of, required
+from gpurt.graphs.ops.regions import columns, part, region_of, required
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
@@ -64,16 +65,20 @@ def chunk_count(n: int, chunk: int = CHUNK) -> int:
 
 
 def tile_candidates(op: Operator, target: Target) -> list[Tile]:
-    """One task a chunk, for all rows."""
-    del target
+    """One task a chunk, for all rows; on cuda for each. coords = (begin, end, chunk, row)."""
     n, count, chunk = (int(op.params[name]) for name in ("n", "count", "chunk"))
+    rows = op.args["x"].shape[0]
+    blocks = [(0, rows)] if target.kind == "host" else [(row, row + 1) for row in range(rows)]
     tiles = []
-    for index in range(chunk_count(n, chunk)):
+    for index, (low, high) in product(range(chunk_count(n, chunk)), blocks):
         begin, end = index * chunk, min((index + 1) * chunk, n)
         out = (index * count, (index + 1) * count)
-        reads = (columns(op.args["x"], begin, end),)
-        writes = (columns(op.args["scores"], *out), columns(op.args["ids"], *out))
-        tiles.append(Tile((begin, end, index, 0), reads, writes, cost_bytes=4 * (end - begin)))
+        reads = (columns(part(op.args["x"], 0, low, high), begin, end),)
+        writes = tuple(
+            columns(part(op.args[name], 0, low, high), *out) for name in ("scores", "ids")
+        )
+        cost_bytes = 4 * (end - begin) * (high - low)
+        tiles.append(Tile((begin, end, index, low), reads, writes, cost_bytes=cost_bytes))
     return tiles
 
 
@@ -85,9 +90,9 @@ def candidates_reference(op: Operator, arrays: Mapping[str, NDArray[Any]], step:
     scores, ids = required(op, arrays, "scores"), required(op, arrays, "ids")
     scores[:rows], ids[:rows] = -np.inf, first
     for index in range(chunk_count(n, chunk)):
-        part = x[:, index * chunk : (index + 1) * chunk]
+        of_chunk = x[:, index * chunk : (index + 1) * chunk]
         for row in range(rows):
-            values = np.where(np.isnan(part[row]), -np.inf, part[row])
+            values = np.where(np.isnan(of_chunk[row]), -np.inf, of_chunk[row])
             best = np.argsort(-values, kind="stable")[:count]
             best = best[values[best] > -np.inf]
             to = slice(index * count, index * count + len(best))

@@ -2,8 +2,7 @@
 
   R(v) = v * rsqrt(mean(v^2) + eps) over the whole row; gain is applied before it, absent: 1
   alpha, beta: [H] constants of the model, one a channel, folded at load
-  normed = R(y) * norm, optional: what the matvecs behind would make of y, each of its tasks anew.
-           In bf16 they read half the bytes and convert nothing.
+  normed = R(y) * norm, optional: normed.py
 
 The branch may be slots of a collective, [ranks, rows, H]: their sum, see collect.py. It is put
 together here, by every tile for its whole rows, with collect's bits: reading a row of each of a few
@@ -23,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
-from gpurt.buffer import bf16, f32
+from gpurt.buffer import bf16
 from gpurt.errors import GraphError
 from gpurt.graphs.ops.collect import added
 from gpurt.graphs.ops.dtypes import dtype_code
+from gpurt.graphs.ops.normed import normed_code, rms_normed
 from gpurt.graphs.ops.publish import slots_stride
 from gpurt.graphs.ops.regions import array_of, columns, part, region_of, required
 from gpurt.graphs.ops.rows_cuda import FLOATS, row_blocks
@@ -59,12 +59,7 @@ def gated_residual(
     bf16, with norm_eps.
     Raises: GraphError if the widths differ, or if one of norm and normed is absent.
     """
-    if (norm is None) != (normed is None):
-        msg = f"{'normed' if norm is None else 'norm'} alone - at {graph.name}.{name}"
-        raise GraphError(f"{msg} - give both norm and normed, or none")
-    dtype = f32 if normed is None else region_of(normed).buffer.dtype
-    if dtype not in (f32, bf16):
-        raise GraphError(f"normed is {dtype} - at {graph.name}.{name} - use f32 or bf16")
+    normed_dtype = normed_code(norm, normed, f"at {graph.name}.{name}")
     *slots, _, width = region_of(branch).shape
     ranks = slots[0] if slots else 1
     optional = [operand for operand in (gain, norm, normed) if operand is not None]
@@ -91,7 +86,7 @@ def gated_residual(
         ranks=ranks,
         stride=slots_stride(branch),
         norm_eps=float(norm_eps),
-        normed_dtype=dtype_code(dtype),
+        normed_dtype=normed_dtype,
         normed_fragments=0,
     )
 
@@ -156,16 +151,11 @@ def gated_residual_reference(
         branch = branch * gain
     stream = required(op, arrays, "stream")[:rows]
     alpha, beta = required(op, arrays, "alpha"), required(op, arrays, "beta")
-    y = alpha * stream + beta * _rms_normed(branch, op.params["eps"])
+    y = alpha * stream + beta * rms_normed(branch, op.params["eps"])
     required(op, arrays, "y")[:rows] = y
     if "normed" in op.args:
-        normed = _rms_normed(y, op.params["norm_eps"]) * required(op, arrays, "norm")
+        normed = rms_normed(y, op.params["norm_eps"]) * required(op, arrays, "norm")
         required(op, arrays, "normed")[:rows] = normed
-
-
-def _rms_normed(x: NDArray[np.float32], eps: float) -> NDArray[np.float32]:
-    square = np.mean(x * x, axis=-1, keepdims=True)
-    return np.asarray(x / np.sqrt(square + np.float32(eps)))
 
 
 GATED_RESIDUAL = Body(

@@ -20,6 +20,7 @@ MODULES = {
         "test_combine_columns",
         "test_dflash",
         "test_draft_tree",
+        "test_embed",
         "test_expert_matvec",
         "test_gated_residual",
         "test_matvec_f32",
@@ -71,11 +72,11 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("test_expert_matvec", "test_slots_that_no_expert_took_do_nothing", ()),
     ("test_matvec_f32", "test_bits_do_not_depend_on_rows_or_team", ((13, 192),)),
     *(
-        ("test_dflash", "test_block_conv_equals_its_reference", (blocks, plain, 192, 2, 16))
-        for blocks, plain in (("one", False), ("next", True))
+        ("test_dflash", "test_block_conv_equals_its_reference", (blocks, normed, 192, 2, 16))
+        for blocks, normed in (("one", "bf16"), ("next", ""))
     ),
-    ("test_dflash", "test_block_conv_equals_its_reference", ("two", False, 68, 3, 2)),
-    ("test_dflash", "test_block_conv_in_bf16_is_what_matvecs_round", (False,)),
+    ("test_dflash", "test_block_conv_equals_its_reference", ("two", "f32", 68, 3, 2)),
+    ("test_dflash", "test_block_conv_in_bf16_is_that_of_rounded_rows", ()),
     ("test_dflash", "test_candidates_equal_their_reference", (300, 16, 64, 16)),
     ("test_dflash", "test_candidates_equal_their_reference", (129, 1, 32, 1)),
     ("test_dflash", "test_a_greedy_walk_equals_its_reference", ("two", 48, 16, 40, "bf16", 16)),
@@ -83,6 +84,7 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("test_dflash", "test_a_sampled_walk_draws_with_the_number_of_the_row_before", ()),
     ("test_dflash", "test_a_slot_whose_values_are_no_numbers_ends_the_proposals", ()),
     ("test_dflash", "test_a_table_holds_a_block_for_every_sequence_that_sampled", (5,)),
+    ("test_embed", "test_embed_norms_what_it_made_beside_it", (64,)),
     ("test_draft_tree", "test_a_tree_equals_its_reference", ("two", 15, 16, 256, "bf16", 16)),
     ("test_draft_tree", "test_a_tree_equals_its_reference", ("next", 15, 8, 0, "", 1)),
     ("test_draft_tree", "test_a_sampled_request_keeps_its_chain", ()),

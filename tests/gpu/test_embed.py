@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gpurt.buffer import DTYPES
-from gpurt.graphs.ops.dtypes import dtype_code, to_float32, to_storage
+from gpurt.graphs.ops.dtypes import dtype_code, to_bf16, to_float32, to_storage
+from tests.gpu.one_op import TEAMS, runner
 from tests.gpu.one_task import OneTask, Step
 
 
@@ -53,6 +54,30 @@ def test_embed_norms_each_row_and_its_bits_depend_on_no_team(dtype: str, hidden:
     want = rows / np.sqrt(np.mean(rows * rows, axis=-1, keepdims=True) + np.float32(1e-5))
     np.testing.assert_allclose(got[0][:5], want, rtol=2e-6, atol=1e-7)
     assert np.isnan(got[0][5:]).all()
+
+
+@pytest.mark.parametrize("hidden", [64, 8192])
+def test_embed_norms_what_it_made_beside_it(hidden: int) -> None:
+    rng = np.random.default_rng(5)
+    table = to_storage(rng.standard_normal((50, hidden)).astype(np.float32), DTYPES["bf16"])
+    norm, tokens = rng.standard_normal(hidden).astype(np.float32), [0, 49, 5, 5, 12]
+    x = np.full((16, hidden), np.nan, np.float32)
+    params = [hidden, dtype_code(DTYPES["bf16"]), 1e-5, 1.0, 1e-2, dtype_code(DTYPES["bf16"])]
+    got = []
+    for team in TEAMS:
+        one = runner("embed", team, ("GPURT_EMBED_NORMS",))
+        rows = [(0, 0, row, row + 1) for row in range(16)]
+        step = Step([0] * 5, range(5), tokens=tokens)
+        got.append(one.run([table, x, norm, to_bf16(x)], params, rows, step))
+    (_, made, _, first, _), (*_, second, _) = got
+    assert made is not None
+    assert first is not None
+    assert second is not None
+    assert first.tobytes() == second.tobytes()
+    seen, made = to_float32(first, DTYPES["bf16"]), made[:5]
+    want = made / np.sqrt(np.mean(made * made, axis=-1, keepdims=True) + np.float32(1e-2)) * norm
+    np.testing.assert_allclose(seen[:5], want, rtol=4e-3)
+    assert np.isnan(seen[5:]).all()
 
 
 @pytest.mark.parametrize("number", [0, 1])

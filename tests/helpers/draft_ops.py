@@ -13,7 +13,7 @@ from gpurt.graphs.ops.block_conv import block_conv
 from gpurt.graphs.ops.candidates import candidates, chunk_count
 from gpurt.graphs.ops.draft_rows import draft_rows
 from gpurt.graphs.ops.draft_walk import draft_walk
-from gpurt.graphs.ops.dtypes import to_storage
+from gpurt.graphs.ops.dtypes import to_bf16, to_storage
 from tests.gpu.one_task import Step
 
 Case = tuple[Operator, dict[str, NDArray[Any]], Step]
@@ -41,23 +41,24 @@ BLOCKS = {
 
 
 def conv_case(
-    blocks: str, hidden: int, taps: int, group: int, side: int, plain: bool, dtype: str = "f32"
+    blocks: str, hidden: int, taps: int, group: int, side: int, normed: str = "", dtype: str = "f32"
 ) -> Case:
-    """plain: neither a norm nor a residual. dtype: of y."""
+    """normed: its dtype, "": none, and no residual. dtype: of x, and of y unless it is normed."""
     graph, step, rng = Graph(rows=CAPACITY, slots=4), blocks_step(BLOCKS[blocks]), _rng(hidden)
-    widths = {"x": hidden, "d": 2 * taps * hidden // group, "y": hidden}
-    widths |= {} if plain else {"residual": hidden}
-    dtypes = {"y": dtype}
-    made = {n: graph.activation(n, [CAPACITY, w], dtypes.get(n, "f32")) for n, w in widths.items()}
+    kinds = {"x": dtype, "d": "f32", "y": "f32" if normed else dtype}
+    kinds |= {"residual": "f32", "normed": normed} if normed else {}
+    widths = {"d": 2 * taps * hidden // group}
+    made = {n: graph.activation(n, [CAPACITY, widths.get(n, hidden)], k) for n, k in kinds.items()}
     base = graph.weight("base", [2, taps, hidden], "f32", lambda: None)
-    gain = None if plain else graph.weight("gain", [hidden], "f32", lambda: None)
-    op = block_conv(graph, base=base, gain=gain, side=side, eps=1e-5, **made)
+    norm = graph.weight("norm", [hidden], "f32", lambda: None) if normed else None
+    op = block_conv(graph, base=base, norm=norm, side=side, norm_eps=1e-5, **made)
     arrays = {n: rng.standard_normal(r.shape).astype(np.float32) for n, r in op.args.items()}
-    for name in widths:
+    for name, kind in kinds.items():
         arrays[name][len(step.slots) :] = np.nan  # past the step's rows
-    arrays["y"][...] = np.nan
-    if dtype == "bf16":
-        arrays["y"] = np.full(arrays["y"].shape, 0x7FC0, np.uint16)
+        if name in ("y", "normed"):
+            arrays[name][...] = np.nan
+        if kind == "bf16":
+            arrays[name] = to_bf16(arrays[name])
     return op, arrays, step
 
 

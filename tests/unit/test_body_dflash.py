@@ -9,13 +9,14 @@ import pytest
 from numpy.typing import NDArray
 
 from gpurt.body import Target
+from gpurt.buffer import bf16
 from gpurt.errors import GraphError
 from gpurt.graph import Graph
 from gpurt.graphs.ops.block_conv import block_conv
 from gpurt.graphs.ops.candidates import candidates
 from gpurt.graphs.ops.draft_rows import table_rows
 from gpurt.graphs.ops.draft_walk import draft_walk
-from gpurt.graphs.ops.dtypes import to_bf16
+from gpurt.graphs.ops.dtypes import to_bf16, to_float32
 from gpurt.graphs.ops.sample import sample_row
 from tests.gpu.one_op import reference, step_rows
 from tests.helpers.draft_ops import (
@@ -55,28 +56,31 @@ def run(case: Case, level: str = "portable") -> dict[str, NDArray[Any]]:
 # ---- block_conv ------------------------------------------------------------------------------
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("blocks", BLOCKS)
-@pytest.mark.parametrize("plain", [False, True], ids=["normed", "plain"])
+@pytest.mark.parametrize("normed", ["", "f32", "bf16"])
 @pytest.mark.parametrize(("hidden", "taps", "group"), [(48, 2, 16), (700, 3, 7), (513, 1, 1)])
-def test_block_conv_equals_its_reference(level, blocks, plain, hidden, taps, group):
-    case = conv_case(blocks, hidden, taps, group, int(plain), plain)
+def test_block_conv_equals_its_reference(level, blocks, normed, hidden, taps, group):
+    case = conv_case(blocks, hidden, taps, group, int(not normed), normed)
     rows = len(case[2].slots)
-    seen, wanted = run(case, level)["y"], reference(*case)["y"]
-    assert np.allclose(seen[:rows], wanted[:rows], rtol=1e-5, atol=1e-5)
-    assert np.isnan(seen[rows:]).all()
+    made, wanted = run(case, level), reference(*case)
+    for name in ("y", "normed") if normed else ("y",):
+        is_bf16 = made[name].dtype == np.uint16
+        seen = to_float32(made[name], bf16) if is_bf16 else made[name]
+        within = 4e-3 if is_bf16 else 1e-5
+        assert np.allclose(seen[:rows], wanted[name][:rows], rtol=within, atol=1e-5), name
+        assert np.isnan(seen[rows:]).all()
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["normed", "plain"])
-def test_block_conv_in_bf16_is_the_rounded_one(plain):
-    seen, rounded = (
-        run(conv_case("two", 48, 2, 16, int(plain), plain, dtype))["y"] for dtype in ("f32", "bf16")
-    )
-    rows = len(conv_case("two", 48, 2, 16, int(plain), plain)[2].slots)
-    assert np.array_equal(rounded[:rows], to_bf16(seen[:rows]))
-    assert (rounded[rows:] == 0x7FC0).all()
+def test_block_conv_in_bf16_is_that_of_rounded_rows():
+    op, arrays, step = conv_case("two", 48, 2, 16, 0, dtype="bf16")
+    rows, floats = len(step.slots), conv_case("two", 48, 2, 16, 0)
+    floats[1]["x"] = to_float32(arrays["x"], bf16)
+    seen = run((op, arrays, step))["y"]
+    assert np.array_equal(seen[:rows], to_bf16(run(floats)["y"][:rows]))
+    assert np.isnan(to_float32(seen[rows:], bf16)).all()
 
 
 def test_a_row_sees_no_row_of_another_block():
-    op, arrays, step = conv_case("next", 48, 2, 16, 0, True)
+    op, arrays, step = conv_case("next", 48, 2, 16, 0)
     before = run((op, arrays, step))["y"]
     arrays["x"][2] += 1  # the last row of the first block
     after = run((op, arrays, step))["y"]
@@ -241,6 +245,15 @@ def test_operands_that_do_not_fit_are_refused():
     base = graph.weight("base", [2, 2, 48], "f32", lambda: None)
     with pytest.raises(GraphError, match=r"^d has 11 columns and base 48, x has 48"):
         block_conv(graph, f32["x"], f32["d"], base, f32["y"], side=0)
+    norm, halves = (
+        graph.weight("norm", [48], "f32", lambda: None),
+        graph.activation("halves", [4, 48], "bf16"),
+    )
+    rest = {"d": graph.activation("d12", [4, 12], "f32"), "base": base, "side": 0}
+    with pytest.raises(GraphError, match=r"^norm alone"):
+        block_conv(graph, f32["x"], y=f32["y"], norm=norm, **rest)
+    with pytest.raises(GraphError, match=r"^y is bf16 beside normed"):
+        block_conv(graph, f32["x"], y=halves, norm=norm, normed=f32["y"], **rest)
     ids = graph.activation("ids", [4, 48], "u32")
     with pytest.raises(GraphError, match=r"^scores and ids of \[48, 48\] columns for 8 of each 16"):
         candidates(graph, f32["x"], f32["y"], ids, count=8, chunk=16)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpurt.buffer import DTYPES
+from gpurt.buffer import DTYPES, bf16
+from gpurt.errors import GraphError
 from gpurt.graph import Graph
-from gpurt.graphs.ops.dtypes import to_float32
+from gpurt.graphs.ops.dtypes import to_bf16, to_float32
 from gpurt.graphs.ops.embed import EMBED, embed
 from tests.helpers.host_bodies import bodies, guarded, levels, random_weight
 from tests.helpers.oracle import step_rows
@@ -48,7 +49,15 @@ def test_every_half_precision_value_is_read_exactly() -> None:
     x = np.zeros((256, 256), np.float32)
     arrays, params = (
         {"table": table, "x": x},
-        {"hidden": 256, "table_dtype": 1, "eps": 0.0, "scale": 1.0},
+        {
+            "hidden": 256,
+            "table_dtype": 1,
+            "eps": 0.0,
+            "scale": 1.0,
+            "norm_eps": 0.0,
+            "normed_dtype": 0,
+            "normed_fragments": 0,
+        },
     )
     bodies("portable").run(EMBED, arrays, params, step_rows(range(256), range(256)))
     np.testing.assert_array_equal(x, bits.astype(np.float32))
@@ -68,3 +77,41 @@ def test_embed_with_eps_norms_each_row(dtype: str) -> None:
     EMBED.reference(op, expected, step)
     bodies("portable").run(EMBED, arrays, op.params, step)
     np.testing.assert_allclose(arrays["x"], expected["x"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_embed_norms_what_it_made_beside_it(eps: float, dtype: str) -> None:
+    rng = np.random.default_rng(2)
+    table = guarded(random_weight(rng, 20, 96, "bf16"))
+    norm = rng.standard_normal(96).astype(np.float32)
+    graph = Graph(rows=4, vocab=20)
+    x, normed = graph.activation("x", (4, 96), "f32"), graph.activation("normed", (4, 96), dtype)
+    weights = graph.weight("table", (20, 96), "bf16", table), graph.weight("n", (96,), "f32", norm)
+    options = {"norm": weights[1], "normed": normed, "norm_eps": 1e-2}
+    op = embed(graph, weights[0], x, eps=eps, scale=1.5, **options)
+    made = np.full((4, 96), np.nan, np.float32)
+    arrays = {"table": table, "x": made.copy(), "norm": norm, "normed": made.copy()}
+    expected = {**arrays, "table": to_float32(table, bf16)}
+    expected |= {name: arrays[name].copy() for name in ("x", "normed")}
+    if dtype == "bf16":
+        arrays["normed"] = to_bf16(made)
+    step = step_rows([3, 19, 3], range(3))
+    assert EMBED.reference is not None
+    EMBED.reference(op, expected, step)
+    bodies("portable").run(EMBED, arrays, op.params, step)
+    np.testing.assert_allclose(arrays["x"][:3], expected["x"][:3], rtol=1e-6)
+    is_bf16 = dtype == "bf16"
+    seen = to_float32(arrays["normed"], bf16) if is_bf16 else arrays["normed"]
+    np.testing.assert_allclose(seen[:3], expected["normed"][:3], rtol=4e-3 if is_bf16 else 2e-6)
+    assert np.isnan(seen[3]).all()
+
+
+def test_a_norm_and_what_it_makes_come_together() -> None:
+    graph = Graph(rows=4, vocab=20)
+    table, x = (
+        graph.weight("t", (20, 8), "bf16", lambda: None),
+        graph.activation("x", (4, 8), "f32"),
+    )
+    with pytest.raises(GraphError, match=r"^normed alone"):
+        embed(graph, table, x, normed=x)

@@ -125,6 +125,15 @@ GPURT_FN void copy16_to_shared(u32 to, u64 from) {
 GPURT_FN void mbarrier_arrive_after_copies(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
+// This thread's copies of 16 bytes since the last one are a group; until all but the newest N
+// groups have landed.
+GPURT_FN void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <u32 N>
+GPURT_FN void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 // By every lane that read a stage, before the stage is released to the next bulk copy. Without it
 // the copy overwrote a stage that was still being read, once in some hundred launches.
 GPURT_FN void fence_proxy_async() {
@@ -258,6 +267,12 @@ GPURT_FN void st_shared_release_u32(u32 to, u32 v) {
 
 GPURT_FN void st_shared_f32(u32 to, f32 v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
+}
+
+GPURT_FN uint2 ld_shared_b64(u32 from) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
+  return v;
 }
 
 // ---- barriers and clocks ---------------------------------------------------------------------

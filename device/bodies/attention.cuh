@@ -63,7 +63,11 @@ struct attention_of {
                                                               : kRowsMax;
 
   static constexpr u32 kPartials = kParked * kPartialFloats<D>;
-  static constexpr u32 kWarpFloats = TILES == 1 || !kIsMma ? kPartials : TILES * kSumsFloats<D>;
+  // Whose tiles are a warp's each keep that elsewhere (attention_alone.cuh).
+  static constexpr bool kIsAlone = TILES != 1 && !SPLIT && kIsMma;
+  static constexpr u32 kWarpFloats = kIsAlone                ? 4
+                                     : TILES == 1 || !kIsMma ? kPartials
+                                                             : TILES * kSumsFloats<D>;
 
   // Where a warp is. What lives over calls lies here: a local variable would lie in local memory,
   // which each acquire on the SM throws out of L1.

@@ -1,12 +1,13 @@
-// attention of a tile by one warp: all of its virtual warps, one after another, without a barrier.
+// attention of tiles by a warp each, all of a tile's virtual warps one after another.
 //
 // For steps of many rows, which have tiles enough for every warp. The definition weighs a virtual
-// warp's partial by the largest score of all (attention.cuh, merge_sums), so the warp goes over the
+// warp's partial by the largest score of all (attention.cuh, merge_sums), so the team goes over the
 // keys twice: for that score, then for the sums; each partial is added as soon as it is made. So a
-// warp needs room for one of them, where a team needs all, and no warp waits for another's.
-// What bounds it is a warp's own trips to keys and values, which lie in L1 or L2 by then.
+// warp needs room for one of them, where a team needs all. Sixteen tiles of a slot see nearly the
+// same positions, so the team brings each chunk into shared memory once (attention_chunks.cuh), and
+// all warps take it from there.
 #pragma once
-#include "attention_mma.cuh"
+#include "attention_chunks.cuh"
 #include "attention_output.cuh"
 
 namespace gpurt {
@@ -15,6 +16,7 @@ namespace gpurt {
 template <class Whole, u32 D, u32 GROUP, u32 CACHE, bool EXTRAS>
 struct AttentionAlone {
   using One = AttentionMma<D, CACHE, EXTRAS>;
+  using Chunks = AttentionChunks<D, CACHE, EXTRAS>;
   using Cache = typename One::Cache;
   using Eight = typename One::Eight;
   using Query = typename One::Query;
@@ -24,85 +26,167 @@ struct AttentionAlone {
   static constexpr u32 kFours = D / 4;                          // of a column's outputs
   static constexpr u32 kOwn = kAttentionColumns * kFours / 32;  // of them, a lane's
 
-  // Rows [first, end) of the step's part at hand, whose queries begin with row `first`.
+  // What a warp has in scratch: a partial and the largest score of each column; outputs so far, of
+  // each lane its fours `lane`, `lane` + 32, ... of the tile's columns.
+  struct Room {
+    f32 partial[kAttentionColumns * kPartialFloats<D>];
+    f32 tops[kAttentionColumns];
+    float4 out[kOwn][32];
+    f32 total[kOwn][32];
+  };
+
+  struct alignas(128) Scratch {  // behind Whole's
+    u8 chunks[Chunks::kRoom];
+    Room room[kTeamWarps];
+  };
+  GPURT_FN static Scratch& scratch() {
+    return *reinterpret_cast<Scratch*>(shared().ring[0] + kOwnScratch);
+  }
+  static constexpr u32 kOwnScratch = (sizeof(typename Whole::Scratch) + 127) / 128 * 128;
+  static constexpr u32 kScratch = kOwnScratch + sizeof(Scratch);
+
+  // Rows [first, end) of the step's part at hand, whose queries begin with row `first`: a warp a
+  // tile of one slot at a time.
   GPURT_FN static void attend(u32 first, u32 end) {
     const AttentionShape& s = Whole::shape();
-    u32 number = 0;
+    u32 row = first, head = s.head_begin;
 #pragma unroll 1
-    for (u32 row = first; row < end;) {
-      AttentionTile tile = Whole::template tile_at<kRows>(row, end);
+    while (row < end) {
+      AttentionTile own{row, 0, head, 0, 0, 0};
+      const u32 slot = Whole::place(row).slot;
+      u32 seen = ~0u, until = 0;
 #pragma unroll 1
-      for (u32 head = s.head_begin; head < s.head_end; head += kHeads, ++number) {
-        if (number % kTeamWarps != threadIdx.x / 32) continue;
+      for (u32 warp = 0; warp < kTeamWarps && row < end && Whole::place(row).slot == slot; ++warp) {
+        AttentionTile tile = Whole::template tile_at<kRows>(row, end);
         tile.head = head, tile.heads = min(kHeads, s.head_end - head);
-        attend_tile(tile, first);
+        seen = min(seen, tile.seen), until = max(until, tile.end);
+        if (warp == threadIdx.x / 32) own = tile;
+        head += kHeads;
+        if (head >= s.head_end) head = s.head_begin, row += tile.rows;
       }
-      row += tile.rows;
+      attend_tile(own, first, seen / kChunk, (until + kChunk - 1) / kChunk);
+      team_sync();
     }
   }
 
  private:
-  // What a lane has of outputs: fours `lane`, `lane` + 32, ... of the tile's columns.
-  struct Outputs {
-    f32 out[kOwn][4], total[kOwn];
-  };
-
-  __device__ __noinline__ static void attend_tile(const AttentionTile& given, u32 first) {
+  // Chunks [begin, end) are those of the team's tiles. A warp may have none.
+  __device__ __noinline__ static void attend_tile(const AttentionTile& given, u32 first, u32 begin,
+                                                  u32 end) {
     const AttentionTile tile = given;
-    const Cache cache = Whole::cache_at(Whole::place(tile.row));
-    const u32 lane = threadIdx.x % 32;
-    const AttentionBounds bounds = Whole::bounds_of(tile, 0, lane);
+    const u32 lane = threadIdx.x % 32, column = min(lane / 4 % 4, max(tile.columns(), 1u) - 1);
     const Query* query = Whole::scratch().query[tile.row - first][tile.head];
-    f32* partial = Whole::scratch().partial[threadIdx.x / 32];
-    f32* tops = partial + kAttentionColumns * kPartialFloats<D>;
-    find_tops(cache, tile, bounds, query, lane, tops);
-    Outputs outputs = {};
+    if (tile.rows != 0) query += (column / tile.heads * GROUP + column % tile.heads) * D;
+    Room& room = scratch().room[threadIdx.x / 32];
+    const AttentionBounds bounds = Whole::bounds_of(tile, 0, lane);
+    Chunks chunks;
+    chunks.cache = Whole::cache_at(Whole::place(tile.row));
+    chunks.room = shared_address(scratch().chunks);
+    chunks.start(begin, end);
+    f32 top[2] = {kNothingSeen, kNothingSeen};
+#pragma unroll 1
+    for (u32 chunk = begin; chunk < end; ++chunk) {
+      const u32 at = chunks.take();
+      if (sees(tile, chunk)) find_tops(chunks.cache, tile, bounds, query, at, chunk * kChunk, top);
+    }
+    store_tops(lane, top, room.tops);
+#pragma unroll
+    for (u32 i = 0; i < kOwn; ++i)
+      room.out[i][lane] = make_float4(0, 0, 0, 0), room.total[i][lane] = 0;
 #pragma unroll 1
     for (u32 v = 0; v < kVirtualWarps; ++v) {
-      const u32 start = tile.template start<kChunk>(v, 0);
-      Waits waits = kNoWaits;
-      One::fold(cache, tile, bounds, query, GROUP, start, lane, partial, waits);
+      typename One::Sums sums{{kNothingSeen, kNothingSeen}, {}, {}};
+#pragma unroll 1
+      for (u32 chunk = chunks.first_of(v); chunk < end; chunk += kVirtualWarps) {
+        const u32 at = chunks.take();
+        if (sees(tile, chunk))
+          add_chunk(chunks.cache, tile, bounds, query, at, chunk * kChunk, sums);
+      }
+      if (tile.rows == 0) continue;
+      One::finish(sums);
+      One::park(sums, 0, tile.columns(), lane, room.partial);
       __syncwarp();
-      add_partial(tile, lane, partial, tops, outputs);
+      add_partial(tile, lane, room);
       __syncwarp();
     }
-    store(tile, lane, outputs);
+    if (tile.rows != 0) store(tile, lane, room);
+  }
+
+  GPURT_FN static bool sees(const AttentionTile& tile, u32 chunk) {
+    return chunk >= tile.seen / kChunk && chunk * kChunk < tile.end;
+  }
+
+  // A position's elements, as AttentionMma::read has them. What a branch has elsewhere comes from
+  // there. from: the first byte; values: from keys to values in a chunk, or 0.
+  template <u32 STRIDE>
+  GPURT_FN static void read(const Cache& cache, const AttentionTile& tile, u32 at, u32 offset,
+                            u32 from, u32 begin, bool is_value, Eight (&eights)[D / STRIDE]) {
+    offset = min(offset, tile.end - 1 - begin);
+    if (EXTRAS && tile.seen > begin) offset = max(offset, tile.seen - begin);
+    if (!cache.branch.is_elsewhere(begin + offset)) {
+      Chunks::template read<STRIDE>(at + (is_value ? Chunks::kHalf : 0), offset, from, eights);
+      return;
+    }
+    const u32 place = cache.branch.place(begin + offset);
+    const u64 there = cache.key(cache.page(place), place) + (is_value ? cache.values : 0) + from;
+#pragma unroll
+    for (u32 b = 0; b < D / STRIDE; ++b)
+      eights[b] = Elements<CACHE>::read8(there + b * STRIDE * Cache::kElementBytes, 0, true);
+  }
+
+  GPURT_FN static void score_chunk(const Cache& cache, const AttentionTile& tile,
+                                   const Query* query, u32 at, u32 begin, f32 (&score)[4]) {
+    const u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    Eight keys[2][D / 32];
+#pragma unroll
+    for (u32 h = 0; h < 2; ++h)
+      read<32>(cache, tile, at, g + 8 * h, c * sizeof(Eight), begin, false, keys[h]);
+    const u16* own = reinterpret_cast<const u16*>(query) + g / 4 * D + c * 8;
+    uint4 q[D / 32];  // anew for each chunk: sums need the registers
+#pragma unroll
+    for (u32 b = 0; b < D / 32; ++b) q[b] = *reinterpret_cast<const uint4*>(own + b * 32);
+    One::scores(keys, q, score);
   }
 
   // The largest score of each column.
   GPURT_FN static void find_tops(const Cache& cache, const AttentionTile& tile,
-                                 const AttentionBounds& bounds, const Query* query, u32 lane,
-                                 f32* tops) {
-    const u32 g = lane / 4, c = lane % 4;
-    const u32 column = min(g % 4, tile.columns() - 1);
-    query += (column / tile.heads * GROUP + column % tile.heads) * D;
-    const u16* own = reinterpret_cast<const u16*>(query) + g / 4 * D + c * 8;
-    uint4 q[D / 32];
+                                 const AttentionBounds& bounds, const Query* query, u32 at,
+                                 u32 begin, f32 (&top)[2]) {
+    const u32 g = threadIdx.x % 32 / 4;
+    f32 score[4] = {};
+    score_chunk(cache, tile, query, at, begin, score);
 #pragma unroll
-    for (u32 b = 0; b < D / 32; ++b) q[b] = *reinterpret_cast<const uint4*>(own + b * 32);
-    f32 top[2] = {kNothingSeen, kNothingSeen};
-#pragma unroll 2
-    for (u32 begin = tile.seen / kChunk * kChunk; begin < tile.end; begin += kChunk) {
-      const u64 from = cache.key(cache.page(begin), begin) + c * sizeof(Eight);
-      Eight keys[2][D / 32];
-#pragma unroll
-      for (u32 h = 0; h < 2; ++h)
-        One::template read<32>(cache, from, g + 8 * h, begin, tile, keys[h]);
-      f32 score[4] = {};
-      One::scores(keys, q, score);
-#pragma unroll
-      for (u32 i = 0; i < 2; ++i) {
-        if (bounds.template has<EXTRAS>(i, begin + g)) top[i] = fmaxf(top[i], score[i]);
-        if (bounds.template has<EXTRAS>(i, begin + g + 8)) top[i] = fmaxf(top[i], score[2 + i]);
-      }
+    for (u32 i = 0; i < 2; ++i) {
+      if (bounds.template has<EXTRAS>(i, begin + g)) top[i] = fmaxf(top[i], score[i]);
+      if (bounds.template has<EXTRAS>(i, begin + g + 8)) top[i] = fmaxf(top[i], score[2 + i]);
     }
+  }
+  GPURT_FN static void store_tops(u32 lane, f32 (&top)[2], f32* to) {
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
 #pragma unroll
       for (u32 step = 4; step < 32; step *= 2)
         top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], step));
-      if (lane < 2) tops[lane * 2 + i] = top[i];
+      if (lane < 2) to[lane * 2 + i] = top[i];
     }
+  }
+
+  // As AttentionMma::sum adds it.
+  GPURT_FN static void add_chunk(const Cache& cache, const AttentionTile& tile,
+                                 const AttentionBounds& bounds, const Query* query, u32 at,
+                                 u32 begin, typename One::Sums& sums) {
+    const u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    f32 score[4] = {};
+    score_chunk(cache, tile, query, at, begin, score);
+    asm volatile("" ::: "memory");  // there are no registers for both at once
+    Eight values[4][D / 64];
+#pragma unroll
+    for (u32 h = 0; h < 4; ++h)
+      read<64>(cache, tile, at, 2 * c + h % 2 + h / 2 * 8, g * sizeof(Eight), begin, true,
+               values[h]);
+    u32 weights[2];
+    One::weigh(bounds, begin + g, c >= 2, score, sums, weights);
+    One::add(values, movmatrix_trans(weights[0]), movmatrix_trans(weights[1]), sums);
   }
 
   GPURT_FN static u32 column_of(const AttentionTile& tile, u32 lane, u32 i) {
@@ -110,22 +194,23 @@ struct AttentionAlone {
   }
 
   // As attention_of::merge_sums adds them.
-  GPURT_FN static void add_partial(const AttentionTile& tile, u32 lane, const f32* partial,
-                                   const f32* tops, Outputs& o) {
+  GPURT_FN static void add_partial(const AttentionTile& tile, u32 lane, Room& room) {
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
       const u32 column = column_of(tile, lane, i);
-      const f32* from = partial + column * kPartialFloats<D>;
-      const f32 weight = ex2_approx_ftz(from[D] - tops[column]);
+      const f32* from = room.partial + column * kPartialFloats<D>;
+      const f32 weight = ex2_approx_ftz(from[D] - room.tops[column]);
       const float4 x = *reinterpret_cast<const float4*>(from + (i * 32 + lane) % kFours * 4);
-      o.total[i] = fmaf(from[D + 1], weight, o.total[i]);
-      o.out[i][0] = fmaf(x.x, weight, o.out[i][0]), o.out[i][1] = fmaf(x.y, weight, o.out[i][1]);
-      o.out[i][2] = fmaf(x.z, weight, o.out[i][2]), o.out[i][3] = fmaf(x.w, weight, o.out[i][3]);
+      float4 out = room.out[i][lane];
+      out.x = fmaf(x.x, weight, out.x), out.y = fmaf(x.y, weight, out.y);
+      out.z = fmaf(x.z, weight, out.z), out.w = fmaf(x.w, weight, out.w);
+      room.out[i][lane] = out;
+      room.total[i][lane] = fmaf(from[D + 1], weight, room.total[i][lane]);
     }
   }
 
   // A lane beyond the last output repeats one, and stores nothing.
-  GPURT_FN static void store(const AttentionTile& tile, u32 lane, Outputs& o) {
+  GPURT_FN static void store(const AttentionTile& tile, u32 lane, const Room& room) {
     const AttentionShape& s = Whole::shape();
 #pragma unroll
     for (u32 i = 0; i < kOwn; ++i) {
@@ -138,7 +223,9 @@ struct AttentionAlone {
       if constexpr (EXTRAS) {
         if (s.gated) gate = ld_relaxed_b128(gates);
       }
-      Whole::finish_four(s, row, element, gate, gates, o.total[i], o.out[i], stores);
+      const float4 x = room.out[i][lane];
+      f32 out[4] = {x.x, x.y, x.z, x.w};
+      Whole::finish_four(s, row, element, gate, gates, room.total[i][lane], out, stores);
     }
   }
 };

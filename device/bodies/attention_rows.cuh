@@ -4,9 +4,9 @@
 // the halves of tile[3]. It either writes their keys and values, or attends: all rows' are in the
 // cache then, so a task makes no vectors but its queries. Sixteen rows are seen through a shape
 // whose arguments begin with the first of them; all else, bits too, is attention_of's. Of one span
-// a warp has tiles for itself (attention_alone.cuh). With more it is attention_split_of's, of which
-// the task has all spans: a chunk of positions is read for eight columns at a time
-// (attention_mma_tiles.cuh), whose sums take the whole weight ring.
+// a warp has tiles for itself, and the team's chunks in common (attention_alone.cuh). With more it
+// is attention_split_of's, of which the task has all spans: a chunk of positions is read for eight
+// columns at a time (attention_mma_tiles.cuh), whose sums take the whole weight ring.
 #pragma once
 #include "attention_alone.cuh"
 #include "attention_split.cuh"
@@ -56,7 +56,7 @@ struct attention_rows_of {
   GPURT_FN static void attend() {
     if constexpr (SPLIT) {
       attention_split_of<D, GROUP, CACHE, EXTRAS, kTiles>::attend();
-    } else if constexpr (Whole::kIsMma) {
+    } else if constexpr (Whole::kIsAlone) {
       attend_alone();
     } else {
       Whole::attend();
@@ -71,7 +71,9 @@ struct attention_rows_of {
       const u32 end = Whole::queries_end(first);
       Whole::make_vectors(Crew::team(), 0, first, end - first);
       team_sync();
-      AttentionAlone<Whole, D, GROUP, CACHE, EXTRAS>::attend(first, end);
+      using Alone = AttentionAlone<Whole, D, GROUP, CACHE, EXTRAS>;
+      static_assert(Alone::kScratch <= kRingBytes);
+      Alone::attend(first, end);
       team_sync();
     }
   }

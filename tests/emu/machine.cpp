@@ -61,9 +61,10 @@ struct Fibre {
   unsigned thread;
   State state = kReady;
   bool started = false;
-  unsigned barrier, parity;    // kPhase: what for
-  unsigned long until;         // kPhase: gives up in that pass
-  unsigned long copied_until;  // when its copy16 so far have landed
+  unsigned barrier, parity;           // kPhase: what for
+  unsigned long until;                // kPhase: gives up in that pass
+  unsigned long copied_until;         // when its copy16 so far have landed
+  std::vector<unsigned long> groups;  // and those of each group
   Jump at;
   ucontext_t start;
 };
@@ -335,6 +336,16 @@ void copy16(unsigned to, const void* from) {
   std::memset(shared + to, 0xA5, 16);
   copy_later({nullptr, 0, to, 16, from, 0, Copy::kPlain});
   running->copied_until = std::max(running->copied_until, copies.back().due);
+}
+
+void commit_copies() {
+  running->groups.push_back(running->copied_until);
+}
+
+void wait_copies(unsigned newest) {
+  const size_t count = running->groups.size();
+  const unsigned long until = count > newest ? running->groups[count - 1 - newest] : 0;
+  while (until > pass) leave();
 }
 
 void arrive_after_copies(unsigned mbarrier) {

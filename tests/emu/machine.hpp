@@ -39,6 +39,8 @@ bool mbarrier_wait(unsigned at, unsigned parity);  // gives up after some passes
 // Global to shared memory. Lands later; a bulk copy then completes its bytes on `mbarrier`.
 void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned mbarrier);
 void copy16(unsigned to, const void* from);
+void commit_copies();                         // this fibre's copy16 since the last one are a group
+void wait_copies(unsigned newest);            // until all groups but so many have landed
 void arrive_after_copies(unsigned mbarrier);  // after this fibre's copy16 so far
 
 void fail(const char* what);  // prints where, and ends the process

@@ -49,6 +49,13 @@ inline void copy16_to_shared(u32 to, u64 from) {
 inline void mbarrier_arrive_after_copies(u32 barrier) {
   emu::arrive_after_copies(barrier);
 }
+inline void commit_copies() {
+  emu::commit_copies();
+}
+template <u32 N>
+void wait_copies() {
+  emu::wait_copies(N);
+}
 inline void fence_proxy_async() {}
 inline void fence_proxy_async_global() {}
 inline void fence_acq_rel_gpu() {}
@@ -106,6 +113,9 @@ inline void st_shared_b128(u32 to, uint4 v) {
 }
 inline uint4 ld_shared_b128(u32 from) {
   return *aligned<const uint4>(in_shared(from));
+}
+inline uint2 ld_shared_b64(u32 from) {
+  return *aligned<const uint2>(in_shared(from));
 }
 inline u32 ld_shared_u8(u32 from) {
   return *reinterpret_cast<const u8*>(in_shared(from));

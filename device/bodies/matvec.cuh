@@ -192,9 +192,8 @@ struct matvec : MatvecTask {
     Sums<X, ROWS, SHARE> w{};
     start_sums(w, slot_of(turn), s);
     if constexpr (w.kTiles == 2) half = 0;
-    u32 base = shared_address(&half_of(half)), part = part_offset(s, threadIdx.x / 32);
     Output o = first_output(s, 0, s.rows, turn);
-    pin(o.y), pin(o.part), pin(o.bits), pin(part), pin(base);
+    pin(o.y), pin(o.part), pin(o.bits);
     if (X == kBf16) {
       sum_chunks(w, s, 0, cursor, turn);
     } else if (SHARE > 1) {
@@ -205,7 +204,12 @@ struct matvec : MatvecTask {
     } else {
       sum_chunks(w, s, s.norm, cursor, turn);
     }
-    store_sums(w, s, base, part);
+    // Worked out here: over the loop these words would lie in local memory, and the fence of its
+    // first stage would wait until they are in L2.
+    u32 thread = threadIdx.x;
+    pin(thread);
+    const u32 base = shared_address(&half_of(half));
+    store_sums(w, s, base, part_offset(s, thread / 32, thread % 32));
     team_sync();
     finish_rows<ROWS>(base, s, 0, s.rows, turn, o);
     end_half(half);
@@ -222,7 +226,8 @@ struct matvec : MatvecTask {
     const bool waits = has_edges(slot_of(turn));
     Sums<X, 1> w{};
     if (!waits) start_sums(w, slot_of(turn), s);
-    u32 base = shared_address(&half_of(half)), part = part_offset(s, threadIdx.x / 32);
+    u32 base = shared_address(&half_of(half)),
+        part = part_offset(s, threadIdx.x / 32, threadIdx.x % 32);
     Output o = output_of(slot_of(turn).record, s, threadIdx.x, 0, s.rows, slot_of(turn).round);
     pin(o.y), pin(o.part), pin(o.bits), pin(part), pin(base);
     bool is_dry = waits && (s.flags & kResidualPayload) == 0;
@@ -233,7 +238,7 @@ struct matvec : MatvecTask {
           if (!wait_edges(slot_of(turn))) return false;
           start_sums(w, slot_of(turn), s);
         }
-        load_residual(s, o);
+        load_residual(o);
         sum_chunks(w, s, 0, cursor, turn);
         store_sums(w, s, base, part);
         trace_stall(turn, w.stall);
@@ -286,7 +291,7 @@ struct matvec : MatvecTask {
   GPURT_FN static Output first_output(const Shape& s, u32 first, u32 rows, u32 turn) {
     const Slot& slot = slot_of(turn);
     Output o = output_of(slot.record, s, threadIdx.x, first, rows, slot.round);
-    load_residual(s, o);
+    load_residual(o);
     return o;
   }
 
@@ -376,7 +381,7 @@ struct matvec : MatvecTask {
     for (u32 v = 0; v < kVirtual; ++v) {
       f32 sum[2][4];
       get_sum(single, t, v, sum);
-      store_part(base + part_offset(s, v), sum, s.rows - t * kRowTile);
+      store_part(base + part_offset(s, v, threadIdx.x % 32), sum, s.rows - t * kRowTile);
     }
     for (u32 group = 0; group < kVirtual >> s.tile_log2; ++group) {
       f32 squares[kLoads];

@@ -65,19 +65,18 @@ struct MatvecTask {
     u32 tile_log2;  // log2 of R, the row tiles of this task
     u32 chunks;     // of 64 columns
     u32 flags;
-    u32 eps;   // bits of a float
     u64 norm;  // 0: none
   };
 
   // One lane's output.
   struct Output {
     u64 y;         // where its value, or the granule that starts with it, goes
-    u64 residual;  // address of its granule (payload) or of its word; 0: none
-    uint4 held;    // what was read there
+    u64 residual;  // address of its word; 0: none
+    u32 held;      // what was read there: of payload, too, each word tells for itself
     u32 part;      // bytes from the start of Parts to its first partial sum
     u32 bits;      // OutputBit, and its row in Parts << kRowShift
   };
-  enum OutputBit : u32 { kWorks = 1, kStores = 2, kWordShift = 2, kRowShift = 4 };
+  enum OutputBit : u32 { kWorks = 1, kStores = 2, kRowShift = 2 };
 
   GPURT_FN static Shape shape_of(const TaskRecord& task) {
     Shape s;
@@ -91,7 +90,6 @@ struct MatvecTask {
     if (task.param[kEpilogue] == kSwiglu) s.flags |= kPaired;
     if (task.param[kYDtype] == kBf16) s.flags |= kYBf16;
     if (s.norm != 0) s.flags |= kHasNorm;
-    s.eps = task.param[kEps];
     if constexpr (kMatvecPublished) {
       if (task.param[kYRanks] != 0) s.flags |= kPublished;
     }
@@ -115,8 +113,7 @@ struct MatvecTask {
   // ------------------------------------------------------------------------------ Bytes from the
   // start of a Half to where virtual warp `v` puts lane (g, c)'s sums: rows g and g + 8 of W, step
   // rows 2c and 2c + 1.
-  GPURT_FN static u32 part_offset(const Shape& s, u32 v) {
-    const u32 lane = threadIdx.x % 32;
+  GPURT_FN static u32 part_offset(const Shape& s, u32 v, u32 lane) {
     const u32 tile = v & ((1u << s.tile_log2) - 1), group = v >> s.tile_log2;
     const u32 slot = tile << (4 - s.tile_log2) | group;
     return (lane % 4 * 2 * kTokenFloats + lane / 4 * kGroupStride + slot) * 4;
@@ -192,35 +189,28 @@ struct MatvecTask {
     // Lanes from one stored value or granule to the next; of what is published each lane stores.
     const bool alone = (s.flags & (kYPayload | kPublished)) == kYPayload;
     const u32 apart = (alone ? 4u << bf16 : 1u) << paired;
-    o.bits = column % 4 << kWordShift | (valid ? j << kRowShift : 0);
+    o.bits = valid ? j << kRowShift : 0;
     if (at - at % 32 < rows << (4 + s.tile_log2)) o.bits |= kWorks;
     if (valid && (r & (apart - 1)) == 0) o.bits |= kStores;
-    o.held = make_uint4(0, 0, 0, 0);
+    o.held = 0;
     o.residual = 0;
     if ((s.flags & kHasResidual) != 0 && valid) {
       const u64 base = arg_address(task, kArgResidual, round, gpurt_program.payload_set_bytes);
       const u32 row = source_row(task, first + j);
       o.residual = base + (u64{row} * width + column) * 4;
-      if ((s.flags & kResidualPayload) != 0) o.residual &= ~u64{15};
     }
     return o;
   }
 
-  GPURT_FN static void load_residual(const Shape& s, Output& o) {
-    if (o.residual == 0) return;
-    if ((s.flags & kResidualPayload) != 0) {
-      o.held = ld_relaxed_b128(o.residual);
-    } else {
-      o.held.x = ld_relaxed_u32(o.residual);
-    }
+  GPURT_FN static void load_residual(Output& o) {
+    if (o.residual != 0) o.held = ld_relaxed_u32(o.residual);
   }
 
   GPURT_FN static f32 residual_of(const Shape& s, Output& o) {
-    if ((s.flags & kResidualPayload) == 0) return __uint_as_float(o.held.x);
-    for (u32 polls = 0; payload_missing(is_sentinel(o.held), polls);) load_residual(s, o);
-    const uint4& v = o.held;
-    const u32 word = o.bits >> kWordShift & 3;
-    return __uint_as_float(word == 0 ? v.x : word == 1 ? v.y : word == 2 ? v.z : v.w);
+    const bool polls = (s.flags & kResidualPayload) != 0;
+    for (u32 count = 0; payload_missing(polls && o.held == kPayloadSentinel, count);)
+      load_residual(o);
+    return __uint_as_float(o.held);
   }
 
   // To every rank that gets it: the four lanes of a granule share its copies. All lanes of a warp.
@@ -282,8 +272,10 @@ struct MatvecTask {
   template <u32 ROWS>
   GPURT_FN static f32 add_extras(u32 parts, const Shape& s, u32 turn, Output& o, f32 value) {
     if ((s.flags & kHasNorm) != 0) {
+      const TaskRecord& task = slot_of(turn).record;
       const u32 squares = parts + kSquares<ROWS> + (o.bits >> kRowShift) * kGroupStride * 4;
-      value = __fmul_rn(value, row_factor(squares, s.tile_log2, s.k, __uint_as_float(s.eps)));
+      value =
+          __fmul_rn(value, row_factor(squares, s.tile_log2, task.param[kK], param_f32(task, kEps)));
     }
     if constexpr (kMatvecScaled) {
       if ((s.flags & kHasScale) != 0) {
@@ -319,7 +311,7 @@ struct MatvecTask {
       if (at - at % 32 >= rows << (4 + s.tile_log2)) break;
       const Slot& slot = slot_of(turn);
       o = output_of(slot.record, s, at, first, rows, slot.round);
-      load_residual(s, o);
+      load_residual(o);
     }
   }
 };

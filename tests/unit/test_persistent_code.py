@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 
 DECODE_WAYS = 4  # f32 and bf16, 1 row and up to 8: the loops that set the speed of decoding
 # Words of one row of floats that are stored before its stage loop and read behind it.
-KEPT_BYTES = {0: 24}
+KEPT_BYTES: dict[int, int] = {}
 
 
 @pytest.fixture(scope="module", params=[16, 1], ids=["team16", "team1"])

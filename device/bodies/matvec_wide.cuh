@@ -19,7 +19,7 @@
 // W's units are wgmma's A in registers, x's cores its B in shared memory, and its sums have the
 // bits of mma.sync (tools/LOG.md), which other architectures and teams of one warp use.
 // Floor of a chunk and SM: 256 cycles of wgmma; 72 KB through shared memory's port (576 cycles: W
-// once for each quarter, x once, and both on their way in); 24 KB from L2 (400 to 560).
+// once for each quarter, x once, and both on their way in); 24 KB from L2 (350).
 #pragma once
 #include "matvec_input.cuh"
 #include "ring_body.cuh"

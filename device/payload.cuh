@@ -95,21 +95,27 @@ GPURT_FN f32 whole_piece(f32 piece, const f32* from, bool payload) {
   return whole_word(piece, from, payload);
 }
 
-// The same of several pieces, piece j at from(j). Who waits for one after another makes a trip to
-// L2 for each that was not there at first; here each look is at all that are missing.
-template <u32 N, class Piece, class From>
-GPURT_FN void whole_pieces(Piece (&pieces)[N], bool payload, From from) {
+// The same of several pieces, of which load(j) looks at piece j. Who waits for one after another
+// makes a trip to L2 for each that was not there at first; here each look is at all that are
+// missing.
+template <u32 N, class Piece, class Load>
+GPURT_FN void load_missing(Piece (&pieces)[N], bool payload, Load load) {
   u32 polls = 0;
   for (bool missing = payload; missing && !must_end(polls);) {
     missing = false;
 #pragma unroll
     for (u32 j = 0; j < N; ++j) {
       if (!is_missing(pieces[j])) continue;
-      pieces[j] = load_piece(from(j));
+      pieces[j] = load(j);
       missing = true;
     }
     if (missing) pause();
   }
+}
+// Piece j at from(j).
+template <u32 N, class Piece, class From>
+GPURT_FN void whole_pieces(Piece (&pieces)[N], bool payload, From from) {
+  load_missing(pieces, payload, [&](u32 j) { return load_piece(from(j)); });
 }
 
 // Four floats, canonical, in one store. Any lanes; right for payload and for ordinary arguments.

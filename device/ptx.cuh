@@ -178,6 +178,17 @@ GPURT_FN void st_relaxed_b128(u64 to, uint4 v) {
       "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
       : "memory");
 }
+// Half of a granule that another thread stores at once: single-copy atomic, too.
+GPURT_FN uint2 ld_relaxed_b64(u64 from) {
+  uint2 v;
+  asm volatile("{\n.reg .b64 a;\nld.relaxed." GPURT_GRANULE_SCOPE
+               ".global.b64 a, [%2];\n"
+               "mov.b64 {%0, %1}, a;\n}"
+               : "=r"(v.x), "=r"(v.y)
+               : "l"(from)
+               : "memory");
+  return v;
+}
 GPURT_FN u32 ld_relaxed_u32(u64 from) {
   u32 v;
   asm volatile("ld.relaxed." GPURT_GRANULE_SCOPE ".global.u32 %0, [%1];"

@@ -43,9 +43,12 @@ struct BodyContext {
   static constexpr u32 team_threads = kTeamThreads;
 
   // Argument `i` in this round, null if optional and absent.
+  GPURT_FN u64 place(const TaskRecord& task, u32 i) const {
+    return arg_address(task, i, round, gpurt_program.payload_set_bytes);
+  }
   template <class T>
   GPURT_FN T* address(const TaskRecord& task, u32 i) const {
-    return at<T>(arg_address(task, i, round, gpurt_program.payload_set_bytes));
+    return at<T>(place(task, i));
   }
 
   // Barrier of the team: all of its threads, converged.

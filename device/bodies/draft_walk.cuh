@@ -7,7 +7,8 @@
 // Of a tree, node by node instead: the values of the newest node's candidates; barrier; one warp
 // takes the likeliest of all that are no node yet; barrier.
 // Masks stand in series, so what counts is one mask's trips: whatever rows of the codebooks may be
-// wanted are asked for in 1, columns of a row are loaded side by side.
+// wanted are asked for in 1, and a product's loads are all under way at once. Rows of codebooks
+// have a multiple of 8 columns.
 #pragma once
 #include "elements.cuh"
 #include "lane_best.cuh"
@@ -114,11 +115,13 @@ struct draft_walk {
       f32 sum = 0;
       if (task.addr[2] != 0 && scratch.score[mask][i] > LaneBest::none()) {
         const f32* hidden = context.address<const f32>(task, 2) + u64(row) * rank;
-        const u32 before = scratch.chosen, id = scratch.id[mask][i];
+        const u64 a = u64(scratch.chosen) * rank, b = u64(scratch.id[mask][i]) * rank;
         if (task.param[3] == kF32) {
-          sum = product<f32>(task, hidden, before, id);
+          sum = product<kF32>(task, hidden, a, b);
+        } else if (task.param[3] == kBf16) {
+          sum = product<kBf16>(task, hidden, a, b);
         } else {
-          sum = product<u16>(task, hidden, before, id);
+          sum = product<kF16>(task, hidden, a, b);
         }
       }
 #pragma unroll
@@ -188,37 +191,24 @@ struct draft_walk {
     parents[node] = parent;
   }
 
-  // A lane's part of the sum of a token's row of one codebook, times `hidden`, times another's row
-  // of the other.
-  template <class T>
-  __device__ __noinline__ static f32 product(const TaskRecord& task, const f32* hidden, u32 before,
-                                             u32 id) {
-    constexpr u32 kAtOnce = 8;
-    const u32 rank = task.param[2], lane = threadIdx.x % 32;
-    const T* a = arg<const T>(task, 3) + u64(before) * rank;
-    const T* b = arg<const T>(task, 4) + u64(id) * rank;
+  // A lane's part of the sum of a row of one codebook, times `hidden`, times a row of the other.
+  // Eight columns a lane: of a row of up to 256 all loads are one trip.
+  template <u32 CODE>
+  GPURT_FN static f32 product(const TaskRecord& task, const f32* hidden, u64 a, u64 b) {
     f32 sum = 0;
 #pragma unroll 1
-    for (u32 first = lane; first - lane < rank; first += 32 * kAtOnce) {
-      T of_a[kAtOnce], of_b[kAtOnce];
-      f32 of_hidden[kAtOnce];
+    for (u32 r = threadIdx.x % 32 * 8; r < task.param[2]; r += 256) {
+      const auto of_a = Elements<CODE>::read8(task.addr[3], a + r, true);
+      const auto of_b = Elements<CODE>::read8(task.addr[4], b + r, true);
+      const auto of_hidden = Elements<kF32>::read8(reinterpret_cast<u64>(hidden), r, true);
+      f32 x[8], y[8], z[8];
+      Elements<CODE>::unpack8(of_a, x);
+      Elements<CODE>::unpack8(of_b, y);
+      Elements<kF32>::unpack8(of_hidden, z);
 #pragma unroll
-      for (u32 n = 0; n < kAtOnce; ++n) {
-        const u32 r = first + 32 * n;
-        if (r < rank) of_a[n] = a[r], of_b[n] = b[r], of_hidden[n] = hidden[r];
-      }
-#pragma unroll
-      for (u32 n = 0; n < kAtOnce; ++n) {
-        if (first + 32 * n < rank)
-          sum = fmaf(value_of(task, of_a[n]) * of_hidden[n], value_of(task, of_b[n]), sum);
-      }
+      for (u32 e = 0; e < 8; ++e) sum = fmaf(x[e] * z[e], y[e], sum);
     }
     return sum;
-  }
-
-  GPURT_FN static f32 value_of(const TaskRecord&, f32 element) { return element; }
-  GPURT_FN static f32 value_of(const TaskRecord& task, u16 element) {
-    return task.param[3] == kBf16 ? bf16_low(element) : f32_from_f16(element);
   }
 
   // A token's row of a codebook, into L2: 100 MB of them lie in memory.

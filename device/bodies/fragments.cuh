@@ -46,18 +46,28 @@ struct RowsByFours {
     return chunks * together * 64 * (dtype == kBf16 ? 2 : 4);
   }
 
-  GPURT_FN void store(u32 row, u32 i, const float4& v) const {
-    if (dtype == kBf16) {
-      *at<uint2>(place(row, i)) = make_uint2(pack_bf16x2(v.x, v.y), pack_bf16x2(v.z, v.w));
-    } else {
-      *at<float4>(place(row, i)) = v;
+  // To a place. All lanes of a warp: a lane's four columns lie beside its neighbour's, and two make
+  // a granule of bf16, stored at once as payload needs it. is_there: nothing is stored where it is
+  // not.
+  GPURT_FN void store(u64 to, const float4& v, bool is_there) const {
+    if (dtype != kBf16) {
+      if (is_there) store_granule(to, v.x, v.y, v.z, v.w);
+      return;
+    }
+    const uint2 own = make_uint2(pack_bf16x2(v.x, v.y), pack_bf16x2(v.z, v.w));
+    const uint2 next = make_uint2(__shfl_down_sync(~0u, own.x, 1), __shfl_down_sync(~0u, own.y, 1));
+    if (!is_there) return;
+    if (width % 8 != 0) {
+      *at<uint2>(to) = own;
+    } else if (threadIdx.x % 2 == 0) {
+      st_relaxed_b128(to, make_uint4(own.x, own.y, next.x, next.y));
     }
   }
 
   // What lies there, and the floats that it means: loads of several are under way at once.
   GPURT_FN float4 load(u64 from) const {
     if (dtype != kBf16) return load_piece(at<const float4>(from));
-    const uint2 pairs = *at<const uint2>(from);
+    const uint2 pairs = ld_relaxed_b64(from);
     return make_float4(__uint_as_float(pairs.x), __uint_as_float(pairs.y), 0, 0);
   }
   GPURT_FN float4 floats(const float4& v) const {

@@ -112,11 +112,13 @@ struct gated_residual {
     context.sync();
     const f32 by = RowNorm::scale(scratch.of_y, hidden, param_f32(task, 4));
     const RowsByFours normed = normed_of(task);
+    const u64 to = normed.place(row, context.thread);
+    const u32 apart = normed.apart(kTeamThreads / 16);
 #pragma unroll
     for (u32 j = 0; j < kHeld; ++j) {
-      if (context.thread + j * kTeamThreads >= pieces) break;
-      reinterpret_cast<float4*>(arg<f32>(task, 5) + begin)[at(j)] = v[j];
-      normed.store(row, at(j), mul4(scale4(v[j], by), kept[j]));
+      const bool is_there = context.thread + j * kTeamThreads < pieces;
+      if (is_there) reinterpret_cast<float4*>(arg<f32>(task, 5) + begin)[at(j)] = v[j];
+      normed.store(to + j * apart, mul4(scale4(v[j], by), kept[j]), is_there);
     }
   }
 

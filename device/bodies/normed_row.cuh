@@ -13,10 +13,13 @@ GPURT_FN void store_normed(const BodyContext& context, const f32* y,
                            const RowsByFours& normed, u32 row) {
   constexpr u32 kAtOnce = 4;
   const u32 pieces = normed.width / 4;
+  const u32 apart = normed.apart(kTeamThreads / 16);
   const f32 by = RowNorm::scale(squares, normed.width, eps);
 #pragma unroll 1
-  for (u32 i = context.thread; i < pieces; i += kAtOnce * kTeamThreads) {
-    const auto piece = [&](u32 j) { return min(i + j * kTeamThreads, pieces - 1); };
+  for (u32 base = 0; base < pieces; base += kAtOnce * kTeamThreads) {
+    const u32 first = base + context.thread;
+    const auto piece = [&](u32 j) { return min(first + j * kTeamThreads, pieces - 1); };
+    const u64 to = normed.place(row, first);
     float4 v[kAtOnce], weight[kAtOnce];
 #pragma unroll
     for (u32 j = 0; j < kAtOnce; ++j) {
@@ -25,8 +28,8 @@ GPURT_FN void store_normed(const BodyContext& context, const f32* y,
     }
 #pragma unroll
     for (u32 j = 0; j < kAtOnce; ++j) {
-      if (i + j * kTeamThreads < pieces)
-        normed.store(row, piece(j), mul4(scale4(v[j], by), weight[j]));
+      normed.store(to + j * apart, mul4(scale4(v[j], by), weight[j]),
+                   first + j * kTeamThreads < pieces);
     }
   }
 }

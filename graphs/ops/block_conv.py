@@ -84,8 +84,15 @@ def block_conv(
 
 
 def tile_block_conv(op: Operator, target: Target) -> list[Tile]:
-    """Ranges of columns; on cuda, and where rows are normed, of single rows."""
+    """Ranges of columns; on cuda, and where rows are normed, of single rows. Raises: GraphError for
+    what the CUDA body does not take.
+    """
     rows, width = op.args["y"].shape
+    group = int(op.params["group"])
+    if target.kind == "cuda" and (width % 4 or group & (group - 1) or group > _TILE_COLUMNS_CUDA):
+        msg = f"{width} columns in groups of {group}, the CUDA body takes multiples of 4"
+        need = f"powers of two up to {_TILE_COLUMNS_CUDA}"
+        raise GraphError(f'{msg} and {need} - at {op.path} - use device="host"')
     at_once = _TILE_COLUMNS if target.kind == "host" else _TILE_COLUMNS_CUDA
     if "normed" in op.args:
         at_once = width
@@ -149,9 +156,9 @@ BLOCK_CONV = Body(
         Arg("d", "r", payload=True),
         Arg("base", "r"),
         Arg("residual", "r", optional=True),
-        Arg("y", "w"),
+        Arg("y", "w", payload=True),
         Arg("norm", "r", optional=True),
-        Arg("normed", "w", optional=True),
+        Arg("normed", "w", optional=True, payload=True),
     ),
     params=(
         *("hidden", "taps", "group", "side", "norm_eps"),

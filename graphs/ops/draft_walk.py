@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
 
 
+_RANK_MULTIPLE = 8  # columns that a lane loads at once
+
+
 def draft_walk(
     graph: Graph,
     scores: Operand,
@@ -84,9 +87,11 @@ def draft_walk(
 
 
 def tile_draft_walk(op: Operator, target: Target) -> list[Tile]:
-    """One task a slot."""
-    del target
+    """One task a slot. Raises: GraphError for a rank that the CUDA body does not take."""
     args = op.args
+    if target.kind == "cuda" and int(op.params["rank"]) % _RANK_MULTIPLE:
+        msg = f"a selector of rank {op.params['rank']}, the CUDA body takes multiples of"
+        raise GraphError(f'{msg} {_RANK_MULTIPLE} - at {op.path} - pad it, or use device="host"')
     made = [args[name] for name in ("proposals", "parents") if name in args]
     reads = tuple(args[name] for name in args if args[name] not in made)
     rank, top_k = int(op.params["rank"]), int(op.params["top_k"])

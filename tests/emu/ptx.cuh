@@ -81,6 +81,9 @@ inline uint4 ld_relaxed_b128(u64 from) {
 inline void st_relaxed_b128(u64 to, uint4 value) {
   *aligned<uint4>(to) = value;
 }
+inline uint2 ld_relaxed_b64(u64 from) {
+  return *aligned<const uint2>(from);
+}
 inline u32 ld_relaxed_u32(u64 from) {
   return *aligned<const u32>(from);
 }

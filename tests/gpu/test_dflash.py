@@ -84,7 +84,7 @@ def test_candidates_equal_their_reference(n: int, count: int, chunk: int, team: 
 @pytest.mark.parametrize(
     ("n", "top_k", "rank", "dtype"),
     [
-        (48, 16, 10, "f32"),
+        (48, 16, 264, "f32"),
         (48, 16, 256, "bf16"),
         (16, 16, 8, "f16"),
         (40, 1, 8, "f32"),
@@ -120,7 +120,7 @@ def test_a_sampled_walk_draws_with_the_number_of_the_row_before() -> None:
 
 
 def test_a_slot_whose_values_are_no_numbers_ends_the_proposals() -> None:
-    op, arrays, step = walk_case(48, 16, 10, "f32")
+    op, arrays, step = walk_case(48, 16, 264, "f32")
     for row, spoil in ((0, "scores"), (4, "hidden"), (14, "scores")):
         spoilt = {name: array.copy() for name, array in arrays.items()}
         spoilt[spoil][row] = np.nan

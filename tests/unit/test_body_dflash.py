@@ -254,11 +254,18 @@ def test_operands_that_do_not_fit_are_refused():
         block_conv(graph, f32["x"], y=f32["y"], norm=norm, **rest)
     with pytest.raises(GraphError, match=r"^y is bf16 beside normed"):
         block_conv(graph, f32["x"], y=halves, norm=norm, normed=f32["y"], **rest)
+    of_48 = graph.activation("d4", [4, 4], "f32")  # a row's channels share one coefficient
+    op = block_conv(graph, f32["x"], of_48, base, f32["y"], side=0)
+    with pytest.raises(GraphError, match=r"^48 columns in groups of 48, the CUDA body takes"):
+        op.body.tile(op, Target("cuda", 2))
     ids = graph.activation("ids", [4, 48], "u32")
     with pytest.raises(GraphError, match=r"^scores and ids of \[48, 48\] columns for 8 of each 16"):
         candidates(graph, f32["x"], f32["y"], ids, count=8, chunk=16)
     with pytest.raises(GraphError, match=r"^top_k is 33"):
         draft_walk(graph, f32["x"], ids, graph.draft(), top_k=33)
+    walk = walk_case(48, 16, 10, "f32")[0]
+    with pytest.raises(GraphError, match=r"^a selector of rank 10, the CUDA body takes"):
+        walk.body.tile(walk, Target("cuda", 2))
     book = graph.weight("book", [VOCAB, 12], "f32", lambda: None)
     with pytest.raises(GraphError, match=r"^a selector of widths \[48, 12, 12\]"):
         draft_walk(graph, f32["x"], ids, ids, top_k=8, selector=(f32["y"], book, book))

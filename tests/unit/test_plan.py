@@ -12,6 +12,7 @@ from gpurt.errors import GraphError, PlanError
 from gpurt.graph import Graph
 from gpurt.graphs.ops.attention import attention
 from gpurt.graphs.ops.embed import embed
+from gpurt.graphs.ops.gated_residual import gated_residual
 from gpurt.graphs.ops.matvec import matvec
 from gpurt.graphs.ops.sample import sample
 from gpurt.plan import WAITS_PER_TASK, PlanSegment
@@ -300,6 +301,24 @@ def test_who_has_attention_has_less_of_what_it_reads() -> None:
         tiles["attention" in names].append(names.count("q") + names.count("kv"))
     assert len(tiles[True]) == 3
     assert max(tiles[True]) < max(tiles[False])
+
+
+def test_who_has_a_short_body_has_as_much_of_what_it_reads() -> None:
+    """On a GPU: as many tiles as workers are one each, wherever the residual behind is at home."""
+    graph = Graph(rows=4)
+    x = graph.state("x", [4, 192], "f32")
+    gates = [graph.weight(name, [192], "f32", lambda: None) for name in ("alpha", "beta")]
+    for layer in range(3):
+        with graph.at(f"layers[{layer}]", layer=layer):
+            made = [graph.row_activation(f"{name}{layer}", 192, "f32") for name in ("o", "y")]
+            w = graph.weight(f"w{layer}", [192, 192], "bf16", lambda: None)
+            matvec(graph, x, w, made[0], name="o")
+            gated_residual(graph, made[0], x, *gates, made[1], eps=1e-5)
+            x = made[1]
+    found = plan(graph, Target("cuda", 12, 16, "sm_90a", 232448, 60 << 20))
+    for lists in found.lists:
+        names = [found.operators[found.tasks[t].op].name for part in lists for t in part]
+        assert names.count("o") == 3
 
 
 def test_what_shares_a_worker_with_kv_is_the_gates_end() -> None:

@@ -55,6 +55,15 @@ GPURT_FN void fence_mbarrier_init() {
 GPURT_FN void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// The same by who has read: `read` is made of all that was. One arrival, whatever it is, but the
+// instruction waits for it, so nothing that follows the arrival can overtake the reads.
+GPURT_FN void mbarrier_arrive_behind(u32 barrier, u32 read) {
+  asm volatile(
+      "{\n.reg .u32 n;\nor.b32 n, %1, 1;\nmin.u32 n, n, 1;\n"
+      "mbarrier.arrive.release.cta.shared::cta.b64 _, [%0], n;\n}" ::"r"(barrier),
+      "r"(read)
+      : "memory");
+}
 // One arrival that also announces `bytes` of bulk copies to come in this phase.
 GPURT_FN void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
@@ -147,6 +156,16 @@ GPURT_FN void fence_proxy_async_global() {
 // Between two accesses of one thread: together with relaxed accesses a release or an acquire.
 GPURT_FN void fence_acq_rel_gpu() {
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+// A lane gets what the lane has whose number is its own under SEGMENTS, and FROM beside these bits.
+template <u32 SEGMENTS, u32 FROM>
+GPURT_FN u32 shuffle_in_segments(u32 v) {
+  u32 got;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, %3, -1;"
+               : "=r"(got)
+               : "r"(v), "n"(FROM), "n"(SEGMENTS << 8 | 31));
+  return got;
 }
 
 // Kept in a register: what hangs on the thread's number alone the compiler makes anew where it is

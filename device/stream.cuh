@@ -61,6 +61,15 @@ GPURT_FN void release_stage(const StageCursor& cursor) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared().stage_empty[cursor.stage]));
 }
 
+// The same without a fence between the proxies, in a loop that has no time for one: `read` is made
+// of all words of the stage that may still be on their way, so the reads are over when the warp
+// arrives, and the next copy into the stage is issued behind that.
+GPURT_FN void release_stage_behind(const StageCursor& cursor, u32 read) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0)
+    mbarrier_arrive_behind(shared_address(&shared().stage_empty[cursor.stage]), read);
+}
+
 // A task with kTaskExpertStream: until the loader has found its expert and seen its edges met; by
 // any lanes, each acquires it. False, for all warps alike: it never will.
 GPURT_FN bool wait_met(const Slot& slot) {

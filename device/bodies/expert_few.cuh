@@ -17,19 +17,9 @@
 namespace gpurt {
 
 struct ExpertFew : ExpertTask {
-  // Where a lane's granules of the chunks to ask for next lie, a step apart.
-  struct Chunks {
-    u64 x, norm;
-    u32 step;
-
-    // Past L1: the release of a stage waits for loads through it.
-    GPURT_FN uint4 load_x() { return load(x, step); }
-    GPURT_FN uint4 load_norm() { return load(norm, step); }
-    GPURT_FN static uint4 load(u64& from, u32 step) {
-      const uint4 granule = ld_relaxed_b128(from);
-      from += step;
-      return granule;
-    }
+  // What a lane multiplies of a chunk, under way: four columns of x, and the norm's weights.
+  struct Granule {
+    uint4 x, weights;
   };
 
   // What a task leaves to the next one of its loop.
@@ -37,9 +27,14 @@ struct ExpertFew : ExpertTask {
     // Flags, and the next task's pass: each register more would be one in local memory, a trip to
     // L2 a task.
     u32 bits = 0;
-    uint4 x[2];     // under way: four columns of chunk q in x[q % 2]
-    uint4 weights;  // the norm's, of the next chunk
-    Chunks chunks;  // of the next task, if it is begun
+    Granule ahead[2];       // chunk q in q % 2
+    u64 x_from, norm_from;  // this lane's granules of the chunk to ask for next, a step apart
+    u32 step;
+
+    GPURT_FN void load(Granule& to) {
+      to.x = ld_relaxed_b128(x_from), to.weights = ld_relaxed_b128(norm_from);
+      x_from += step, norm_from += step;
+    }
 
     static constexpr u32 kBegun = 1, kParked = 2, kPass = 4, kAfterWide = 16;
     // Whether the next task comes here too, its first two chunks are under way.
@@ -85,7 +80,6 @@ struct ExpertFew : ExpertTask {
       carry = Carry{Carry::kAfterWide | Carry::kParked};
       return;
     }
-    const f32 factor = factor_of(slot_of(turn));
     f32 sum[kTilesMax][4] = {};
     const f32 squares = multiply_narrow(turn, cursor, carry, sum);
     turn = in_register(turn);
@@ -93,9 +87,8 @@ struct ExpertFew : ExpertTask {
     const TaskRecord& task = slot.record;
     Pass& pass = reinterpret_cast<Pass*>(shared().scratch)[carry.pass()];
     wait_ended(turn, carry.back());
-    park(task, &pass, kPassPairs, sum);
+    park_narrow(task, pass, sum);
     if (task.addr[kArgNorm] != 0) park_squares(task, pass, squares);
-    park_factor(pass, factor);
     if (carry.is_begun()) {
       leave_outputs(slot, carry.pass());
       carry.bits |= Carry::kParked;
@@ -113,14 +106,12 @@ struct ExpertFew : ExpertTask {
     Slot& slot = slot_of(turn);
     const TaskRecord& task = slot.record;
     const u32 count = slot.chosen[RoutesLayout::kCount];
-    const f32 factor = factor_of(slot);
     f32 sum[kTilesMax][4] = {}, squares[4] = {};
     multiply_wide(turn, cursor, sum, squares);
     Pass* passes = reinterpret_cast<Pass*>(shared().scratch);
     wait_ended(turn, 1);  // all passes are its own
     park(task, passes, count, sum);
     if (task.addr[kArgNorm] != 0) park_squares(task, passes, count, squares);
-    park_factor(passes[0], factor);
     leave_outputs(slot, 0);
     return cursor;
   }
@@ -143,12 +134,13 @@ struct ExpertFew : ExpertTask {
     const bool paired = task.param[kEpilogue] == MatvecTask::kSwiglu;
     const u32 count = slot.chosen[RoutesLayout::kCount];
     const u32 pairs = word_of(slot, threadIdx.x % 32, count, 1);
+    const Scales scales = scales_of(task, slot.chosen[RoutesLayout::kExpert], Nvfp4Unit::kFactor);
 #pragma unroll 1
     for (u32 j = share.user; j < count; j += share.users) {
       const u32 pair = __shfl_sync(~0u, pairs, j);
       const Pass& pass = (&first)[j / kPassPairs];
       Outputs to = outputs_of(slot, pass, j % kPassPairs, pair, paired ? 1 : 0);
-      to.even = first.factor[0], to.odd = first.factor[1];
+      to.even = scales.even, to.odd = scales.odd;
       const u32 log2 = groups_log2(task);
       if (log2 == 0) make_user<1>(task, to, paired, share);
       if (log2 == 1) make_user<2>(task, to, paired, share);
@@ -169,9 +161,11 @@ struct ExpertFew : ExpertTask {
     return task.addr[kArgX] + u64{slot.chosen[word]} * (task.param[kK] * 4);
   }
 
-  // Where a lane's granule of its virtual warp's first chunk lies in a row.
+  // Where a lane's granule of its virtual warp's first chunk lies in a row: of lane (g, c) granule
+  // g % 4 of block c.
   GPURT_FN static u32 first_offset(const TaskRecord& task) {
-    return (threadIdx.x / 32 >> (4 - groups_log2(task))) * 256 + threadIdx.x % 16 * 16;
+    const u32 granule = threadIdx.x % 4 * 4 + threadIdx.x / 4 % 4;
+    return (threadIdx.x / 32 >> (4 - groups_log2(task))) * 256 + granule * 16;
   }
 
   // Row (0) or pair (1) of user j. The first two are in the slot.
@@ -181,15 +175,14 @@ struct ExpertFew : ExpertTask {
     return j < count ? ld_relaxed_u32(slot.record.addr[kAddrExpertId] + word * 4) : 0;
   }
 
-  GPURT_FN static u64 first_x(const Slot& slot) { return row_of(slot) + first_offset(slot.record); }
-
-  // Without a norm some floats that nobody needs: no branch in the loop.
-  GPURT_FN static u64 first_norm(const Slot& slot) {
+  // To a task's first chunk. Without a norm some floats that nobody needs: no branch in the loop.
+  GPURT_FN static void point_to(Carry& carry, const Slot& slot) {
     const TaskRecord& task = slot.record;
-    return task.addr[task.addr[kArgNorm] != 0 ? kArgNorm : kArgX] + first_offset(task);
+    const u32 first = first_offset(task);
+    carry.x_from = row_of(slot) + first;
+    carry.norm_from = task.addr[task.addr[kArgNorm] != 0 ? kArgNorm : kArgX] + first;
+    carry.step = 256u << groups_log2(task);
   }
-
-  GPURT_FN static u32 step_of(const Slot& slot) { return 256u << groups_log2(slot.record); }
 
   // Whether the task behind `turn` comes here too, and its edges are met.
   GPURT_FN static bool is_next(u32 turn) {
@@ -214,34 +207,36 @@ struct ExpertFew : ExpertTask {
     return __shfl_sync(~0u, word, 0) == kYes;
   }
 
-  // Lanes (g, c) get pair g % 2: columns of the product beyond pair 1 belong to nobody.
-  GPURT_FN static void convert(const uint4& x, const uint4& weights, bool norms, f32& squares,
+  // Lanes (g, c) get user g / 4: four columns of the product are the same. Granule i of their block
+  // is lane (g / 4 * 4 + i, c)'s: lanes in segments, so that no lane's number is in a register.
+  GPURT_FN static void convert(const Granule& granule, bool norms, f32& squares,
                                ExpertPairs& pairs) {
-    float4 v = float4_of(x);
+    float4 v = float4_of(granule.x);
     if (norms) {
       squares = add_squares(v, squares);
-      scale_granule(v, float4_of(weights));
+      scale_granule(v, float4_of(granule.weights));
     }
     const u32 low = pack_bf16x2(v.x, v.y), high = pack_bf16x2(v.z, v.w);
-    const u32 from = threadIdx.x / 4 % 2 * 16 + threadIdx.x % 4 * 4;
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-      pairs[2 * i] = __shfl_sync(~0u, low, from + i);
-      pairs[2 * i + 1] = __shfl_sync(~0u, high, from + i);
-    }
+    pairs[0] = of_lane<0>(low), pairs[1] = of_lane<0>(high);
+    pairs[2] = of_lane<1>(low), pairs[3] = of_lane<1>(high);
+    pairs[4] = of_lane<2>(low), pairs[5] = of_lane<2>(high);
+    pairs[6] = of_lane<3>(low), pairs[7] = of_lane<3>(high);
+  }
+  template <u32 I>
+  GPURT_FN static u32 of_lane(u32 v) {
+    return shuffle_in_segments<0b10011, I * 4>(v);
   }
 
   // ---- chunks -----------------------------------------------------------------------------------
-  // Up to two users. Returns their squares, of the granules of this lane's place. What the last
-  // chunks ask for is the next task's, or else this one's again.
+  // Up to two users. Returns their squares, of the granules of this lane's place. What the last two
+  // chunks ask for is the next task's, or else their own again.
   GPURT_FN static f32 multiply_narrow(u32 turn, StageCursor& cursor, Carry& carry,
                                       f32 (&sum)[kTilesMax][4]) {
     const Slot& slot = slot_of(turn);
-    Chunks& chunks = carry.chunks;
     if (!carry.is_begun()) {
-      chunks = {first_x(slot), first_norm(slot), step_of(slot)};
-      carry.x[0] = chunks.load_x(), carry.x[1] = chunks.load_x();
-      carry.weights = chunks.load_norm();
+      point_to(carry, slot);
+      carry.load(carry.ahead[0]);
+      carry.load(carry.ahead[1]);
     }
     carry.bits &= ~Carry::kBegun;
     const Nvfp4Unit::Place place = first_place();
@@ -253,14 +248,10 @@ struct ExpertFew : ExpertTask {
       if (left == 2) turn_to_next(in_register(turn), carry);
 #pragma unroll
       for (u32 q = 0; q < 2; ++q) {
-        if (q == 1 && left == 2)
-          chunks.norm = first_norm(slot_of(in_register(turn) + (carry.is_begun() ? 1 : 0)));
         open_stage(turn, cursor);  // first: the compiler waits for no x before its turn
         ExpertPairs pairs;
-        convert(carry.x[q], carry.weights, norms, squares, pairs);
-        carry.x[q] = chunks.load_x();
-        carry.weights = chunks.load_norm();
-        multiply_stage(cursor, place, pairs, sum);
+        convert(carry.ahead[q], norms, squares, pairs);
+        multiply_stage(cursor, place, pairs, sum, [&] { carry.load(carry.ahead[q]); });
       }
     } while ((left -= 2) != 0);
     return squares;
@@ -268,12 +259,10 @@ struct ExpertFew : ExpertTask {
 
   GPURT_FN static void turn_to_next(u32 turn, Carry& carry) {
     if (is_followed(turn)) {
-      const Slot& next = slot_of(turn + 1);
-      carry.chunks.x = first_x(next);
-      carry.chunks.step = step_of(next);
+      point_to(carry, slot_of(turn + 1));
       carry.bits |= Carry::kBegun;
     } else {
-      carry.chunks.x -= 2 * carry.chunks.step;
+      carry.x_from -= 2 * carry.step, carry.norm_from -= 2 * carry.step;
     }
   }
 
@@ -306,9 +295,9 @@ struct ExpertFew : ExpertTask {
         }
         pairs[2 * i] = pack_bf16x2(v.x, v.y), pairs[2 * i + 1] = pack_bf16x2(v.z, v.w);
       }
-      load_granules(x_row, offset, user < count && left != 1, x);
       open_stage(turn, cursor);
-      multiply_stage(cursor, place, pairs, sum);
+      multiply_stage(cursor, place, pairs, sum,
+                     [&] { load_granules(x_row, offset, user < count && left != 1, x); });
     }
   }
 
@@ -330,8 +319,10 @@ struct ExpertFew : ExpertTask {
     if (!is_stage_there(cursor)) trace_stall(turn, wait_stage(cursor));
   }
 
+  // ask: for what comes from L2, once the stage is given back.
+  template <class Ask>
   GPURT_FN static void multiply_stage(StageCursor& cursor, Nvfp4Unit::Place place,
-                                      const ExpertPairs& pairs, f32 (&sum)[kTilesMax][4]) {
+                                      const ExpertPairs& pairs, f32 (&sum)[kTilesMax][4], Ask ask) {
     place.advance(cursor.stage * kStageRoom);
     Nvfp4Unit unit[2];
     unit[0].load(place);
@@ -341,8 +332,9 @@ struct ExpertFew : ExpertTask {
         place.advance(kFewBytes / kTilesMax);
         unit[(i + 1) % 2].load(place);
       } else {
-        release_stage(cursor);
+        release_stage_behind(cursor, unit[i % 2].read());
         cursor.advance();
+        ask();
       }
 #pragma unroll
       for (u32 j = 0; j < 4; ++j)
@@ -351,14 +343,20 @@ struct ExpertFew : ExpertTask {
   }
 
   // ---- sums -----------------------------------------------------------------------------------
-  // Users 2c and 2c + 1 are lanes c's, and in pass c of `passes`.
+  // From the first sum of a pass, where a lane's of row tile 0 and row g go.
+  GPURT_FN static u32 place_of_lane(const TaskRecord& task) {
+    const u32 v = threadIdx.x / 32, log2 = groups_log2(task);
+    const u32 slot = (v & ((16u >> log2) - 1)) << log2 | v >> (4 - log2);
+    return (threadIdx.x % 32 / 4 * kGroupStride + slot) * 4;
+  }
+  static constexpr u32 kTile = 16 * kGroupStride * 4, kPair = kTilesMax * kTile;
+
+  // Of many users 2c and 2c + 1 are lanes c's, and in pass c of `passes`.
   GPURT_FN static void park(const TaskRecord& task, const Pass* passes, u32 count,
                             const f32 (&sum)[kTilesMax][4]) {
-    const u32 v = threadIdx.x / 32, c = threadIdx.x % 4, log2 = groups_log2(task);
+    const u32 c = threadIdx.x % 4;
     if (kPassPairs * c >= count) return;
-    const u32 slot = (v & ((16u >> log2) - 1)) << log2 | v >> (4 - log2);
-    const u32 to = shared_address(passes + c) + (threadIdx.x % 32 / 4 * kGroupStride + slot) * 4;
-    constexpr u32 kTile = 16 * kGroupStride * 4, kPair = kTilesMax * kTile;
+    const u32 to = shared_address(passes + c) + place_of_lane(task);
 #pragma unroll
     for (u32 i = 0; i < kTilesMax; ++i) {
       st_shared_f32(to + i * kTile, sum[i][0]);
@@ -368,12 +366,23 @@ struct ExpertFew : ExpertTask {
     }
   }
 
-  // A granule's squares are a lane's, a chunk's four of the same place lie four lanes apart.
+  // Of up to two: user c / 2 is lanes c's, twice in c and c + 1 each.
+  GPURT_FN static void park_narrow(const TaskRecord& task, const Pass& pass,
+                                   const f32 (&sum)[kTilesMax][4]) {
+    if (threadIdx.x % 2 != 0) return;
+    const u32 to = shared_address(&pass) + threadIdx.x % 4 / 2 * kPair + place_of_lane(task);
+#pragma unroll
+    for (u32 i = 0; i < kTilesMax; ++i) {
+      st_shared_f32(to + i * kTile, sum[i][0]);
+      st_shared_f32(to + i * kTile + kTile / 2, sum[i][2]);
+    }
+  }
+
+  // A granule's squares are a lane's; those of the same place in a block are neighbours.
   GPURT_FN static void park_squares(const TaskRecord& task, Pass& pass, f32 squares) {
-    f32 s = squares + __shfl_xor_sync(~0u, squares, 4);
-    s += __shfl_xor_sync(~0u, s, 8);
-    s += __shfl_xor_sync(~0u, s, 1);
-    s += __shfl_xor_sync(~0u, s, 2);
+    f32 s = squares;
+#pragma unroll
+    for (u32 step = 1; step < 16; step *= 2) s += __shfl_xor_sync(~0u, s, step);
     const u32 v = threadIdx.x / 32, log2 = groups_log2(task);
     if (threadIdx.x % 16 == 0 && (v & ((16u >> log2) - 1)) == 0)
       pass.squares[threadIdx.x % 32 / 16][v >> (4 - log2)] = s;
@@ -394,26 +403,9 @@ struct ExpertFew : ExpertTask {
           (s[0] + s[1]) + (s[2] + s[3]);
   }
 
-  GPURT_FN static void park_factor(Pass& pass, f32 factor) {
-    if (threadIdx.x < 2) pass.factor[threadIdx.x] = factor;
-  }
-
   // To the storer.
   GPURT_FN static void leave_outputs(Slot& slot, u32 pass) {
     if (threadIdx.x == 0) slot.parked = pass + 1;
-  }
-
-  // Lanes 0 and 1 of the first warp: of even and of odd rows. Asked for when a task begins, parked
-  // at its end. Past L1, as x.
-  GPURT_FN static f32 factor_of(const Slot& slot) {
-    const TaskRecord& task = slot.record;
-    f32 scale = 1;
-    if (threadIdx.x < 2 && task.addr[kArgWScale] != 0) {
-      const u32 odd = task.param[kEpilogue] == MatvecTask::kSwiglu ? threadIdx.x * 4 : 0;
-      const u64 from = task.addr[kArgWScale] + u64{slot.chosen[RoutesLayout::kExpert]} * 8;
-      scale = __uint_as_float(ld_relaxed_u32(from + odd));
-    }
-    return Nvfp4Unit::kFactor * scale;
   }
 
   // ---- outputs ----------------------------------------------------------------------------------

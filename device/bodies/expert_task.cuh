@@ -18,7 +18,6 @@ struct ExpertTask {
   struct alignas(16) Pass {
     f32 part[kPassPairs][kTilesMax][16][kGroupStride];
     f32 squares[kPassPairs][kGroupStride];
-    f32 factor[4];  // of even rows, of odd ones
   };
   // A team of 16 has three in turns: who writes one again knows that the storer has read it, or, of
   // tasks of many users, has passed a barrier since. A team of 1 keeps those of eight pairs.

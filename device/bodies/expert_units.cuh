@@ -70,6 +70,9 @@ struct Nvfp4Unit {
     scales[0] = ld_shared_u8(place.scales), scales[1] = ld_shared_u8(place.scales + 1);
   }
 
+  // A word that hangs on all that load() read.
+  GPURT_FN u32 read() const { return codes.x ^ scales[0] ^ scales[1]; }
+
   // A of mma j: (row g, low), (row g + 8, low), (row g, high), (row g + 8, high).
   GPURT_FN uint4 operand(u32 j) const {
     const u32 low = j < 2 ? codes.x : codes.y, high = j < 2 ? codes.z : codes.w;

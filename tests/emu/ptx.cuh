@@ -28,6 +28,9 @@ inline void fence_mbarrier_init() {}
 inline void mbarrier_arrive(u32 barrier) {
   emu::mbarrier_arrive(barrier, 0);
 }
+inline void mbarrier_arrive_behind(u32 barrier, u32) {
+  mbarrier_arrive(barrier);
+}
 inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
   emu::mbarrier_arrive(barrier, bytes);
 }
@@ -71,6 +74,10 @@ T* aligned(u64 address) {
 }
 inline u64 in_shared(u32 address) {
   return reinterpret_cast<u64>(emu::shared) + address;
+}
+template <u32 SEGMENTS, u32 FROM>
+u32 shuffle_in_segments(u32 v) {
+  return __shfl_sync(~0U, v, static_cast<int>((emu::lane() & SEGMENTS) | FROM));
 }
 inline u32 in_register(u32 v) {
   return v;

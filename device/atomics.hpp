@@ -34,37 +34,53 @@ using Value = typename Same<T>::type;
 #if GPURT_ON_DEVICE
 
 // The orders are literal arguments: the builtins take no variables there.
-#define GPURT_ATOMICS(SUFFIX, SCOPE)                                          \
-  template <class T>                                                          \
-  GPURT_FN T load_acquire##SUFFIX(const T* p) {                               \
-    return __nv_atomic_load_n(const_cast<T*>(p), __NV_ATOMIC_ACQUIRE, SCOPE); \
-  }                                                                           \
-  template <class T>                                                          \
-  GPURT_FN T load_relaxed##SUFFIX(const T* p) {                               \
-    return __nv_atomic_load_n(const_cast<T*>(p), __NV_ATOMIC_RELAXED, SCOPE); \
-  }                                                                           \
-  template <class T>                                                          \
-  GPURT_FN void store_release##SUFFIX(T* p, Value<T> value) {                 \
-    __nv_atomic_store_n(p, value, __NV_ATOMIC_RELEASE, SCOPE);                \
-  }                                                                           \
-  template <class T>                                                          \
-  GPURT_FN void store_relaxed##SUFFIX(T* p, Value<T> value) {                 \
-    __nv_atomic_store_n(p, value, __NV_ATOMIC_RELAXED, SCOPE);                \
-  }                                                                           \
-  template <class T>                                                          \
-  GPURT_FN T exchange_acq_rel##SUFFIX(T* p, Value<T> value) {                 \
-    return __nv_atomic_exchange_n(p, value, __NV_ATOMIC_ACQ_REL, SCOPE);      \
-  }                                                                           \
-  GPURT_FN void fence_seq_cst##SUFFIX() {                                     \
-    __nv_atomic_thread_fence(__NV_ATOMIC_SEQ_CST, SCOPE);                     \
+#define GPURT_ATOMICS(SUFFIX, SCOPE)                                     \
+  template <class T>                                                     \
+  GPURT_FN void store_release##SUFFIX(T* p, Value<T> value) {            \
+    __nv_atomic_store_n(p, value, __NV_ATOMIC_RELEASE, SCOPE);           \
+  }                                                                      \
+  template <class T>                                                     \
+  GPURT_FN void store_relaxed##SUFFIX(T* p, Value<T> value) {            \
+    __nv_atomic_store_n(p, value, __NV_ATOMIC_RELAXED, SCOPE);           \
+  }                                                                      \
+  template <class T>                                                     \
+  GPURT_FN T exchange_acq_rel##SUFFIX(T* p, Value<T> value) {            \
+    return __nv_atomic_exchange_n(p, value, __NV_ATOMIC_ACQ_REL, SCOPE); \
+  }                                                                      \
+  GPURT_FN void fence_seq_cst##SUFFIX() {                                \
+    __nv_atomic_thread_fence(__NV_ATOMIC_SEQ_CST, SCOPE);                \
   }
 
 GPURT_ATOMICS(, __NV_THREAD_SCOPE_DEVICE)
 GPURT_ATOMICS(_system, __NV_THREAD_SCOPE_SYSTEM)
 #undef GPURT_ATOMICS
 
-// In words of global memory, and said so: of the builtin's generic address the compiler asks
-// whether it is shared, after a trip to L2 that nobody else waits for.
+// Of words of global memory, and said so: the builtins take any address, and the compiler asks, or
+// the hardware does, whether it is shared; of an add after a trip to L2 that nobody else waits for.
+#define GPURT_LOAD(NAME, ORDER_AND_SCOPE)                        \
+  template <class T>                                             \
+  GPURT_FN T NAME(const T* p) {                                  \
+    T value;                                                     \
+    if constexpr (sizeof(T) == 8) {                              \
+      asm volatile("ld." ORDER_AND_SCOPE ".global.u64 %0, [%1];" \
+                   : "=l"(value)                                 \
+                   : "l"(p)                                      \
+                   : "memory");                                  \
+    } else {                                                     \
+      asm volatile("ld." ORDER_AND_SCOPE ".global.u32 %0, [%1];" \
+                   : "=r"(value)                                 \
+                   : "l"(p)                                      \
+                   : "memory");                                  \
+    }                                                            \
+    return value;                                                \
+  }
+
+GPURT_LOAD(load_acquire, "acquire.gpu")
+GPURT_LOAD(load_relaxed, "relaxed.gpu")
+GPURT_LOAD(load_acquire_system, "acquire.sys")
+GPURT_LOAD(load_relaxed_system, "relaxed.sys")
+#undef GPURT_LOAD
+
 #define GPURT_ADD(NAME, ORDER_AND_SCOPE)                                   \
   template <class T>                                                       \
   GPURT_FN T NAME(T* p, Value<T> value) {                                  \

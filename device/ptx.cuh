@@ -143,6 +143,10 @@ template <u32 N>
 GPURT_FN void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+// Until all of them have.
+GPURT_FN void wait_all_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
 // By every lane that read a stage, before the stage is released to the next bulk copy. Without it
 // the copy overwrote a stage that was still being read, once in some hundred launches.
 GPURT_FN void fence_proxy_async() {

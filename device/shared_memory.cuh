@@ -52,7 +52,8 @@ struct alignas(16) Slot {
   u32 stall;     // cycles spent waiting for the weight stream
   u32 kind;      // SlotKind
   u32 is_met;    // SlotEdges
-  u32 met_turn;  // kTaskExpertStream: the turn for which the loader found the edges met
+  u32 met_turn;  // kTaskExpertStream: the turn for which the loader found the edges met; of a cold
+                 // body: the turn that has begun
   u32 parked;    // 1 + the pass where the team left its sums: the storer makes its outputs; 0: none
   u32 followed;  // by a task of the same loop: 0, then 1 or 2 as the first warp to ask finds it
   // kTaskExpertStream: the words at kAddrExpertId, as the loader found them: expert id, its number

@@ -123,7 +123,7 @@ struct CounterInfo {
   u32 signals_per_step;
   u32 successor_begin;  // into Program::successors (task indices, maybe with kOnlyWait)
   u32 successor_count;
-  u32 reserved;
+  u32 queue;  // 1 + the segment of all successors, if each has kOnlyWait; else 0
 };
 static_assert(sizeof(CounterInfo) == 16);
 

@@ -219,7 +219,7 @@ COUNTER_INFO = _struct(
     ("signals_per_step", "u4"),
     ("successor_begin", "u4"),
     ("successor_count", "u4"),
-    ("reserved", "u4"),
+    ("queue", "u4"),
 )
 
 CURSOR = _struct(128, ("head", "u8"), ("pad0", "u1", 56), ("tail", "u8"), ("pad1", "u1", 56))

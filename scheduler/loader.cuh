@@ -31,7 +31,10 @@ constexpr u32 kQueueAhead = 2;
 // Experts' tasks are many to a worker and of one size, and from one's end to the first byte of the
 // task then drawn lie a signal, a draw, a record and the expert's words, in series: 5 us.
 constexpr u32 kDynamicAhead = 4;
-constexpr u32 kRestNs = 1000;  // abort and exit are looked at on each 64th rest
+constexpr u32 kRestNs = 1000;
+constexpr u32 kPollsPerRest = 16;  // of a `ready` slot
+constexpr u32 kNoTask = 0xFFFFFFFFu;
+constexpr u32 kCyclesPerLook = 200000;  // at abort, exit and the clock: a trip to L2
 
 // Weights of the slots' tasks, in order, into the ring's stages.
 struct Streamer {
@@ -126,6 +129,7 @@ struct Loader {
   u32 chosen;    // slots whose bodies have named what they will read themselves, and whose experts
                  // are found
   u32 looked;    // slots whose edges are known to be met, or are the team's business
+  u32 guessed;   // the task whose record is on its way to the next slot, before a queue says so
   Wait decided;  // the decider that is known to have run in round `known_in`
   Wait met[2];   // edges that are known to be met in it
   u64 known_in;
@@ -133,6 +137,7 @@ struct Loader {
   __device__ void start() {
     source.start(gpurt_program, blockIdx.x);
     fetched = freed = chosen = looked = 0;
+    guessed = kNoTask;
     forget(~u64{0});
   }
 
@@ -142,26 +147,38 @@ struct Loader {
            mbarrier_test_wait(shared_address(&shared().slot_empty[freed % kSlotCount]),
                               slot_parity(freed)))
       ++freed;
-    if (fetched - freed >= slots_ahead()) return false;
+    if (!may_take()) return false;
     u32 task = 0;
     u64 step = 0;
-    if (source.next(task, step) != Next::kTask) return false;
     Slot& slot = slot_of(fetched);
+    const u32 polls = chosen == fetched && !must_look() ? kPollsPerRest : 1;
+    if (source.next(task, step, polls) != Next::kTask) {
+      if (guessed == kNoTask && source.expects(guessed)) copy_record(slot, guessed);
+      return false;
+    }
+    if (guessed != task) {
+      if (guessed != kNoTask) wait_all_copies();  // in flight to the same place
+      copy_record(slot, task);
+    }
+    guessed = kNoTask;
     slot.step = step;
     slot.round = source.round;
     slot.kind = kSlotTask;
     slot.is_met = source.policy == kPolicyReady ? kMet : kNotMet;
     slot.chosen[1] = kNotChosen;
     slot.parked = slot.followed = 0;
-    const u64 record = gpurt_program.records + u64{task} * sizeof(TaskRecord);
-#pragma unroll
-    for (u32 i = 0; i < sizeof(TaskRecord) / 16; ++i)
-      copy16_to_shared(shared_address(&slot.record) + i * 16, record + i * 16);
     const u32 full = shared_address(&shared().slot_full[fetched % kSlotCount]);
     mbarrier_arrive_after_copies(full);
     mbarrier_arrive(full);  // a release: step, round and kind are visible with the record
     ++fetched;
     return true;
+  }
+
+  __device__ static void copy_record(Slot& slot, u32 task) {
+    const u64 record = gpurt_program.records + u64{task} * sizeof(TaskRecord);
+#pragma unroll
+    for (u32 i = 0; i < sizeof(TaskRecord) / 16; ++i)
+      copy16_to_shared(shared_address(&slot.record) + i * 16, record + i * 16);
   }
 
   // ---- experts and edges ------------------------------------------------------------------------
@@ -296,20 +313,27 @@ struct Loader {
     }
   }
 
+  // A ticket drawn while all wait for one edge goes to anybody: two tasks of the next stage to one
+  // worker, none to another. So a task that streams nothing is followed by a draw when it begins.
+  __device__ bool may_take() const {
+    const u32 taken = fetched - freed;
+    if (taken >= slots_ahead()) return false;
+    if (source.policy != kPolicyClaim || taken == 0) return true;
+    const Slot& last = slot_of(fetched - 1);
+    return ld_shared_acquire_u32(shared_address(&last.met_turn)) == fetched - 1 ||
+           (chosen == fetched && last.record.stream_bytes != 0);
+  }
+
   __device__ u32 slots_ahead() const {
     if (source.policy == kPolicyStatic) return kSlotCount;
     return source.policy == kPolicyDynamic ? kDynamicAhead : kQueueAhead;
   }
 
   // ---- the end ----------------------------------------------------------------------------------
-  __device__ static bool must_leave() {
-    const DeviceControl* control = at<const DeviceControl>(gpurt_program.device_control);
-    return load_relaxed(&control->abort) != 0 || load_relaxed(&control->exit) != 0;
-  }
-
   // The team drains its slots, then finds the last one; so does the streamer.
   __device__ void leave() {
     set_leaving();
+    wait_all_copies();
     give_up_edges();
     while (chosen != fetched) pass_on();
     const u32 empty = shared_address(&shared().slot_empty[fetched % kSlotCount]);
@@ -328,16 +352,22 @@ struct Loader {
 struct Watch {
   u64 since_ns;
   u32 freed;
+  u32 looked_at;  // cycles
 
   // Whether the launch must end. Called while the loader can do nothing.
   __device__ bool look(const Loader& loader) {
-    if (Loader::must_leave()) return true;
+    if (clock_cycles_low() - looked_at < kCyclesPerLook) return false;
+    const DeviceControl* control = at<const DeviceControl>(gpurt_program.device_control);
+    const u32 abort = load_relaxed(&control->abort), exit = load_relaxed(&control->exit);
+    const u64 open = load_relaxed(&control->steps_open);
+    looked_at = clock_cycles_low();
+    if ((abort | exit) != 0) return true;
     const bool holds_none = loader.freed == loader.fetched;
     const TaskSource& source = loader.source;
     const u64 step = holds_none ? source.step : slot_of(loader.freed).step;
     const u64 now = clock_ns();
     const bool may_wait = holds_none && source.policy < kPolicyReady;
-    if (may_wait || loader.freed != freed || since_ns == 0 || !is_open(step)) {
+    if (may_wait || loader.freed != freed || since_ns == 0 || open <= step) {
       freed = loader.freed;
       since_ns = now;
       return false;
@@ -352,10 +382,6 @@ struct Watch {
   }
 
  private:
-  __device__ static bool is_open(u64 step) {
-    return load_acquire(&at<const DeviceControl>(gpurt_program.device_control)->steps_open) > step;
-  }
-
   __device__ static Fault fault_of(u32 kind, u32 task, u64 step, u64 waited_ns) {
     Fault fault = {};
     fault.kind = kind;
@@ -407,13 +433,13 @@ __device__ __noinline__ void run_loader() {
   add_acq_rel(&at<DeviceControl>(gpurt_program.device_control)->workers_in, 1);
   Loader loader;
   loader.start();
-  Watch watch = {0, 0};
-  for (u32 polls = 1; !is_leaving();) {
+  Watch watch = {0, 0, clock_cycles_low()};
+  while (!is_leaving()) {
     const bool fetched = loader.fetch();
     // The team may stand still for a look: it comes before an expert that is needed later.
     if (loader.look() || fetched || loader.choose()) continue;
     if (!loader.must_look()) loader.rest();
-    if (is_look(polls++) && watch.look(loader)) break;
+    if (watch.look(loader)) break;
   }
   loader.leave();
 }

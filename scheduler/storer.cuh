@@ -96,14 +96,16 @@ struct SpanWriter {
     sampled.start(gpurt_program.sampled_spans, gpurt_program.sampled_counts);
   }
   // Of a slot that is still this task's.
-  __device__ Run run_of(const Slot& slot) const {
+  // done_at: when all of its warps had ended, of which those of a cold body know no clock.
+  __device__ Run run_of(const Slot& slot, u32 turn, u32 done_at) const {
     const bool is_expert = streams_expert(slot.record);
+    const u32 end = !is_expert && slot.met_turn == turn ? done_at : slot.end;
     return {slot.begin,
             slot.step,
             slot.record.task_index,
             slot.met - static_cast<u32>(slot.begin),
             slot.stall,
-            slot.end - slot.met,
+            end - slot.met,
             is_expert ? chosen_word(slot.chosen[0], slot.chosen[1]) : 0};
   }
   __device__ void add(const Run& run) {
@@ -125,99 +127,164 @@ struct SpanWriter {
     all.publish();
     sampled.publish();
   }
+  // All lanes: until a barrier of the turn's slot completes.
+  __device__ void publish_until(const u64& barrier, u32 turn, bool traces) {
+    const u32 address = shared_address(&barrier);
+    if (mbarrier_test_wait(address, slot_parity(turn))) return;
+    const u32 since = clock_cycles_low();
+    while (!mbarrier_try_wait(address, slot_parity(turn))) {
+      if (traces && clock_cycles_low() - since > kIdleCycles) publish();
+    }
+  }
 };
 
-// ---- `ready` successors, a warp at a time ----------------------------------------------------
-constexpr u32 kPushesPerLane = 4;
+// ---- signals, a lane each ---------------------------------------------------------------------
+// What a signal needs beside its counter, if that has successors. Read before the task ends: each
+// of these words is a trip to L2.
+struct Successors {
+  CounterInfo info;
+  Segment queue;  // of info.queue
 
-// Successors [begin, begin + 32 * kPushesPerLane) of a counter whose last signal this warp made,
-// and acquired. queue.hpp has the same steps one by one; here one fence serves all adds of a stage:
-//   fence -> arrivals -> fence -> places in the queue -> slots
-// The first fence releases what the counter's signals passed on, with every arrival; the second one
-// acquires what earlier arrivals released, and releases all of it with the slots. Where every
-// successor waits for this counter alone, there are no arrivals.
-__device__ __forceinline__ void push_successors(const u32* successors, u32 count, u64 round) {
-  const Program& program = gpurt_program;
-  u32 task[kPushesPerLane];
-  bool is_last[kPushesPerLane];
-  bool arrives = false;
-#pragma unroll
-  for (u32 i = 0; i < kPushesPerLane; ++i) {
-    const u32 at_successor = threadIdx.x % 32 + 32 * i;
-    const u32 successor = at_successor < count ? successors[at_successor] : 0;
-    task[i] = successor & ~kOnlyWait;
-    is_last[i] = (successor & kOnlyWait) != 0;
-    arrives |= at_successor < count && !is_last[i];
+  GPURT_FN static Successors of(u32 counter) {
+    const Program& program = gpurt_program;
+    Successors s{};
+    if (is_rank_counter(counter)) return s;
+    s.info = at<const CounterInfo>(program.counter_infos)[counter];
+    if (s.info.queue != 0) s.queue = at<const Segment>(program.segments)[s.info.queue - 1];
+    return s;
   }
-  fence_acq_rel_gpu();
-  if (__any_sync(~0u, arrives)) {
+  // Those of one lane, for all.
+  GPURT_FN Successors from_lane(u32 lane) const {
+    const auto one = [lane](u32 word) { return __shfl_sync(~0u, word, lane); };
+    return {{one(info.signals_per_step), one(info.successor_begin), one(info.successor_count),
+             one(info.queue)},
+            {one(queue.policy), one(queue.begin), one(queue.end), one(queue.cursor)}};
+  }
+};
+
+GPURT_FN u64* ready_slot(const Segment& queue, u64 tail, u64 round) {
+  const u64 base = (round - 1) * (queue.end - queue.begin);
+  return at<u64>(gpurt_program.ready_slots) + queue.begin + (tail - base);
+}
+GPURT_FN u64 ready_word(u32 task, u64 round) {
+  return (round & 0xFFFFFFFFu) << 32 | (task + 1);
+}
+
+constexpr u32 kPushesPerLane = 5;  // a stage of 132 tasks at once
+
+// All successors become ready now, and all in one queue: their places are known before they are.
+// One trip brings places and tasks, beside the fence that releases to them what lane 0 acquired.
+__device__ __forceinline__ void push_all(const Successors& of, u64 round) {
+  const u32 lane = threadIdx.x % 32, count = of.info.successor_count;
+  const u32* successors = at<const u32>(gpurt_program.successors) + of.info.successor_begin;
+  // By all lanes: behind a branch the warp would wait for the result.
+  Cursor& cursor = at<Cursor>(gpurt_program.cursors)[of.queue.cursor];
+  u64 tail = add_relaxed(&cursor.tail, lane == 0 ? count : 0);
+  for (u32 begin = 0; begin < count; begin += 32 * kPushesPerLane) {
+    u32 successor[kPushesPerLane];
 #pragma unroll
     for (u32 i = 0; i < kPushesPerLane; ++i) {
-      if (is_last[i] || threadIdx.x % 32 + 32 * i >= count) continue;
-      const u64 before = add_relaxed(&at<u64>(program.arrived)[task[i]], 1);
-      const u64 waits = at<const TaskRecord>(program.records)[task[i]].wait_count;
-      is_last[i] = before + 1 == waits * round;
+      const u32 at_successor = begin + 32 * i + lane;
+      successor[i] = successors[at_successor < count ? at_successor : 0];
+    }
+    if (begin == 0) {
+      fence_acq_rel_gpu();
+      tail = __shfl_sync(~0u, tail, 0);
+    }
+#pragma unroll
+    for (u32 i = 0; i < kPushesPerLane; ++i) {
+      const u32 at_successor = begin + 32 * i + lane;
+      if (at_successor >= count) break;
+      store_relaxed(ready_slot(of.queue, tail + at_successor, round),
+                    ready_word(successor[i] & ~kOnlyWait, round));
+    }
+  }
+}
+
+// Any successors, a lane each. queue.hpp has the same steps one by one; here one fence serves all
+// adds of 32:
+//   fence -> arrivals -> fence -> places in the queues -> slots
+// The first fence releases what the counter's signals passed on, with every arrival; the second one
+// acquires what earlier arrivals released, and releases all of it with the slots.
+__device__ __noinline__ void push_arrived(u32 begin, u32 count, u64 round) {
+  const Program& program = gpurt_program;
+  const u32* successors = at<const u32>(program.successors) + begin;
+  for (u32 i = threadIdx.x % 32; i - threadIdx.x % 32 < count; i += 32) {
+    const u32 successor = i < count ? successors[i] : 0, task = successor & ~kOnlyWait;
+    bool is_last = (successor & kOnlyWait) != 0;
+    fence_acq_rel_gpu();
+    if (i < count && !is_last) {
+      const u64 before = add_relaxed(&at<u64>(program.arrived)[task], 1);
+      const u64 waits = at<const TaskRecord>(program.records)[task].wait_count;
+      is_last = before + 1 == waits * round;
     }
     fence_acq_rel_gpu();
-  }
-#pragma unroll
-  for (u32 i = 0; i < kPushesPerLane; ++i) {
-    if (!is_last[i]) continue;
-    const Segment& segment = segment_of(program, task[i]);
-    const u64 tail = add_relaxed(&at<Cursor>(program.cursors)[segment.cursor].tail, 1);
-    const u64 base = (round - 1) * (segment.end - segment.begin);
-    store_relaxed(at<u64>(program.ready_slots) + segment.begin + (tail - base),
-                  (round & 0xFFFFFFFFu) << 32 | (task[i] + 1));
+    if (!is_last) continue;
+    const Segment& queue = segment_of(program, task);
+    const u64 tail = add_relaxed(&at<Cursor>(program.cursors)[queue.cursor].tail, 1);
+    store_relaxed(ready_slot(queue, tail, round), ready_word(task, round));
   }
 }
 
-// All lanes of the storer, converged.
-__device__ __forceinline__ void signal_by_warp(u32 counter, u64 round, u32 amount = 1) {
+// All lanes, converged: `amount` signals of a lane's counter, which has successors or is all
+// ranks'; 0: it has none.
+__device__ __forceinline__ void signal_and_push(u32 counter, const Successors& of, u32 amount,
+                                                u64 round) {
   const Program& program = gpurt_program;
-  if (is_rank_counter(counter)) {  // a lane a rank: their round trips overlap
-    const u32 rank = threadIdx.x % 32;
-    if (rank < program.rank_count)
-      add_release_system(rank_counter_address(program, counter, rank, program.rank), amount);
-    __syncwarp();
-    return;
-  }
-  const CounterInfo& info = at<const CounterInfo>(program.counter_infos)[counter];
-  u64* word = counter_address(program, counter);
-  const u32 count = info.successor_count;
+  const bool is_all_ranks = amount != 0 && is_rank_counter(counter);
   bool is_last = false;
-  if (threadIdx.x % 32 == 0) {
-    if (count == 0) {
-      add_release(word, amount);
+  if (amount != 0 && !is_all_ranks) {
+    const u64 target = u64{of.info.signals_per_step} * round;
+    is_last = add_acq_rel(counter_address(program, counter), amount) + amount == target;
+  }
+  for (u32 rest = __ballot_sync(~0u, is_last); rest != 0; rest &= rest - 1) {
+    const Successors one = of.from_lane(__ffs(static_cast<int>(rest)) - 1);
+    if (one.info.queue != 0) {
+      push_all(one, round);
     } else {
-      const u64 target = u64{info.signals_per_step} * round;
-      is_last = add_acq_rel(word, amount) + amount == target;
+      push_arrived(one.info.successor_begin, one.info.successor_count, round);
     }
   }
-  if (!__any_sync(~0u, is_last)) return;
-  __syncwarp();
-  const u32* successors = at<const u32>(program.successors) + info.successor_begin;
-  for (u32 begin = 0; begin < count; begin += 32 * kPushesPerLane)
-    push_successors(successors + begin, count - begin, round);
+  for (u32 rest = __ballot_sync(~0u, is_all_ranks); rest != 0; rest &= rest - 1) {
+    const u32 from = __ffs(static_cast<int>(rest)) - 1, rank = threadIdx.x % 32;
+    const u32 one = __shfl_sync(~0u, counter, from), by = __shfl_sync(~0u, amount, from);
+    if (rank < program.rank_count)  // their round trips overlap
+      add_release_system(rank_counter_address(program, one, rank, program.rank), by);
+  }
   __syncwarp();
 }
 
-// All lanes. Without successors a lane a signal: one release for all, and no counter's info is
-// read, which would be a round trip to L2 before the signal.
-// is_fenced: all lanes passed a fence since the task's end.
-__device__ __forceinline__ void signal_all(const Slot& slot, bool is_fenced = false) {
-  const TaskRecord& record = slot.record;
-  const u32 lane = threadIdx.x % 32;
-  if ((record.flags & kTaskWakes) != 0) {
-    for (u32 i = 0; i < record.signal_count; ++i) signal_by_warp(record.signal[i], slot.round);
-  } else if (lane < record.signal_count) {
-    u64* counter = counter_address(gpurt_program, record.signal[lane]);
-    if (is_fenced) {
-      add_relaxed(counter, 1);
-    } else {
-      add_release(counter, 1);
+// A lane's signal of a task, known before the task ends.
+struct Signal {
+  u32 counter;
+  u32 amount;  // 0: this lane has none
+  bool wakes;  // of all lanes alike: the task may wake others, or ranks
+  u64* word;   // if not
+  Successors successors;
+
+  GPURT_FN static Signal of(const TaskRecord& record) {
+    const u32 lane = threadIdx.x % 32;
+    Signal s{0, lane < record.signal_count, (record.flags & kTaskWakes) != 0, nullptr, {}};
+    if (s.amount == 0) return s;
+    s.counter = record.signal[lane];
+    s.word = counter_address(gpurt_program, s.counter);
+    if (s.wakes) s.successors = Successors::of(s.counter);
+    return s;
+  }
+
+  // All lanes. is_fenced: all passed a fence since the task's end.
+  GPURT_FN void send(u64 round, bool is_fenced = false) const {
+    if (wakes) {
+      signal_and_push(counter, successors, amount, round);
+    } else if (amount != 0) {
+      if (is_fenced) {
+        add_relaxed(word, 1);
+      } else {
+        add_release(word, 1);
+      }
     }
   }
-}
+};
 
 // What deciders and compensators do after their body (dynamic.hpp), a warp at a time: absent tasks
 // have a counter for each slot, so one fence serves all adds. False: the block leaves.
@@ -250,7 +317,7 @@ __device__ __noinline__ bool decide_by_warp(const Slot& slot) {
   fence_acq_rel_gpu();
   if (opens) store_relaxed(&cursor.head, dynamic_head(slot.round, tasks));
   // What experts wait for comes before what is absent.
-  signal_all(slot, true);
+  Signal::of(slot.record).send(slot.round, true);
   if (live == decision.slots) return true;  // none is absent
   const Absent* absents = at<const Absent>(program.absents) + decision.absent_begin;
   const CounterInfo* infos = at<const CounterInfo>(program.counter_infos);
@@ -261,11 +328,9 @@ __device__ __noinline__ bool decide_by_warp(const Slot& slot) {
     const bool pushes =
         amount != 0 && (is_rank_counter(counter) || infos[counter].successor_count != 0);
     if (amount != 0 && !pushes) add_relaxed(counter_address(program, counter), amount);
-    for (u32 rest = __ballot_sync(~0u, pushes); rest != 0; rest &= rest - 1) {
-      const u32 from = __ffs(static_cast<int>(rest)) - 1;
-      const u32 one = __shfl_sync(~0u, counter, from), by = __shfl_sync(~0u, amount, from);
-      signal_by_warp(one, slot.round, by);
-    }
+    if (!__any_sync(~0u, pushes)) continue;
+    signal_and_push(counter, pushes ? Successors::of(counter) : Successors{}, pushes ? amount : 0,
+                    slot.round);
   }
   __syncwarp();
   return true;
@@ -277,32 +342,31 @@ __device__ __noinline__ void run_storer() {
   SpanWriter spans;
   if (traces) spans.start();
   for (u32 turn = 0;; ++turn) {
-    const u32 done = shared_address(&shared().slot_done[turn % kSlotCount]);
-    if (!mbarrier_test_wait(done, slot_parity(turn))) {
-      const u32 since = clock_cycles_low();
-      while (!mbarrier_try_wait(done, slot_parity(turn))) {
-        if (traces && clock_cycles_low() - since > kIdleCycles) spans.publish();
-      }
-    }
+    // The record is there before the task ends: what its signals need is found beforehand.
+    spans.publish_until(shared().slot_full[turn % kSlotCount], turn, traces);
     const Slot& slot = slot_of(turn);
     if (slot.kind == kSlotLeave) break;
+    const Signal signal = Signal::of(slot.record);
+    const bool decides = (slot.record.flags & kTaskDecides) != 0;
+    spans.publish_until(shared().slot_done[turn % kSlotCount], turn, traces);
+    const u32 done_at = clock_cycles_low(), kind = slot.kind;
     // After a fault a signal would vouch for data that is not there.
     const bool leaves = __any_sync(~0u, is_leaving());
-    bool signals = slot.kind == kSlotTask && !leaves;
+    bool signals = kind == kSlotTask && !leaves;
     if (signals) {
       if (GPURT_EXPERTS != 0 && slot.parked != 0) {
         Bodies::make_outputs(slot);
         __syncwarp();
         if (is_first) slot_of(turn).end = clock_cycles_low();
       }
-      if ((slot.record.flags & kTaskDecides) == 0) {
-        signal_all(slot);
+      if (!decides) {
+        signal.send(slot.round);
       } else {
         signals = decide_by_warp(slot);
       }
     }
     SpanWriter::Run run;
-    if (traces) run = spans.run_of(slot);
+    if (traces) run = spans.run_of(slot, turn, done_at);
     __syncwarp();
     if (is_first) mbarrier_arrive(shared_address(&shared().slot_empty[turn % kSlotCount]));
     if (signals && traces) spans.add(run);

@@ -78,8 +78,9 @@ struct TaskSource {
   }
 
   // Crossing into another step always returns kNotYet once, so a worker without tasks never
-  // loops in here.
-  GPURT_FN Next next(u32& task, u64& task_step) {
+  // loops in here. `polls`: how often it looks at an empty `ready` slot; more than once if the
+  // caller has nothing else to do.
+  GPURT_FN Next next(u32& task, u64& task_step, u32 polls = 1) {
     if (!is_entered) is_entered = enter_step();
     for (;;) {
       if (step >= step_limit || !is_entered) return Next::kNotYet;
@@ -90,7 +91,7 @@ struct TaskSource {
           return Next::kTask;
         }
       } else {
-        const Drawn drawn = policy == kPolicyDynamic ? draw_dynamic(task) : draw(task);
+        const Drawn drawn = policy == kPolicyDynamic ? draw_dynamic(task) : draw(task, polls);
         task_step = step;
         if (drawn == Drawn::kTask) return Next::kTask;
         if (drawn == Drawn::kEmpty) return Next::kNotYet;
@@ -104,6 +105,15 @@ struct TaskSource {
         return Next::kNotYet;
       }
     }
+  }
+
+  // Of an empty `ready` slot: the task that comes to lie there if all are pushed in plan order.
+  // That is a guess. False: no ticket for such a slot is in hand.
+  GPURT_FN bool expects(u32& task) const {
+    if (policy != kPolicyReady || ticket == 0 || ticket - 1 - ticket_base >= end - begin)
+      return false;
+    task = begin + static_cast<u32>(ticket - 1 - ticket_base);
+    return true;
   }
 
   // Dynamic: the next ticket, if none is in hand: its trip is over when next() needs it.
@@ -194,7 +204,7 @@ struct TaskSource {
 
   // A ticket's round never lies behind the walk: a worker leaves a step only with a later ticket in
   // its hand, or finds the step over, hence all its tickets drawn; and the head only grows.
-  GPURT_FN Drawn draw(u32& task) {
+  GPURT_FN Drawn draw(u32& task, u32 polls) {
     for (;;) {
       // Relaxed: a ticket carries no data; edges or the slot order what the task reads.
       if (ticket == 0) ticket = add_relaxed(&at<Cursor>(queue)->head, 1) + 1;
@@ -207,7 +217,9 @@ struct TaskSource {
         return Drawn::kTask;
       }
       // The acquire pairs with the push: everything the task waited for is visible after it.
-      const u64 slot = load_acquire(&at<const u64>(program->ready_slots)[at_task]);
+      const u64* place = &at<const u64>(program->ready_slots)[at_task];
+      u64 slot = load_acquire(place);
+      while (rounds_ahead(slot) < 0 && --polls != 0) slot = load_acquire(place);
       // Rounds are compared by difference in 32 bits, so they may wrap. A later round lies in a
       // slot only if this round's task was kept by its pusher: else this worker had to run it.
       const i32 ahead = rounds_ahead(slot);

@@ -99,8 +99,8 @@ __device__ __noinline__ TeamState open_slot(TeamState state) {
   if ((state.cursor & kSkips) != 0 || shared().gave_up != 0)
     return {state.turn, state.step, state.cursor, kRouteSkip};
   const u32 step = static_cast<u32>(slot.step);
-  if (!enter_slot(state.turn, step != state.step, Bodies::needs_barrier(slot.record),
-                  Bodies::enters_early(slot.record)))
+  const bool syncs = state.route == kRouteCold || Bodies::needs_barrier(slot.record);
+  if (!enter_slot(state.turn, step != state.step, syncs, Bodies::enters_early(slot.record)))
     return {state.turn, step, state.cursor | kSkips, kRouteSkip};
   return {state.turn, step, state.cursor, Bodies::route_of(slot)};
 }
@@ -169,16 +169,16 @@ __device__ __noinline__ void run_advance(u32 turn) {
 }
 
 // A task whose body is not hot; its edges are met, and the team has passed a barrier since its last
-// use of the scratch. One call deep: each further one is code to fetch, and registers to bring back
-// from local memory, between a task's edges and its signals.
+// use of the scratch: each warp ends it for itself, and all meet when they open the next one. One
+// call deep: each further one is code to fetch, and registers to bring back from local memory,
+// between a task's edges and its signals.
 GPURT_FN void run_cold(u32 turn) {
+  if (threadIdx.x == 0) st_shared_release_u32(shared_address(&slot_of(turn).met_turn), turn);
   if ((slot_of(turn).record.flags & kTaskAdvance) != 0) {
     run_advance(turn);
   } else {
     Bodies::run_cold(turn);
   }
-  team_sync();
-  trace_end(turn);
   finish_slot(turn);
 }
 

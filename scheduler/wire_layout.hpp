@@ -22,7 +22,7 @@ namespace gpurt {
 #define GPURT_FIELDS_Variant(X) \
   X(rows) X(segment_begin) X(segment_end) X(root_begin) X(root_count) X(reserved)
 #define GPURT_FIELDS_CounterInfo(X) \
-  X(signals_per_step) X(successor_begin) X(successor_count) X(reserved)
+  X(signals_per_step) X(successor_begin) X(successor_count) X(queue)
 #define GPURT_FIELDS_Cursor(X) X(head) X(pad0) X(tail) X(pad1)
 #define GPURT_FIELDS_Published(X) X(cursor) X(tiles_per_slot)
 #define GPURT_FIELDS_Absent(X) X(counter) X(slot_begin) X(slot_end) X(signals_per_slot)

@@ -331,10 +331,20 @@ def _counters(plan: Plan) -> tuple[NDArray[np.uint32], NDArray[Any]]:
     infos = np.zeros(len(plan.counters), wire.COUNTER_INFO)
     successors: list[int] = []
     for index, counter in enumerate(plan.counters):
-        infos[index] = (counter.signals_per_step, len(successors), len(counter.successors), 0)
-        only = (wire.ONLY_WAIT * (len(plan.tasks[t].waits) == 1) for t in counter.successors)
-        successors += [task | bit for task, bit in zip(counter.successors, only, strict=True)]
+        tasks = counter.successors
+        only = [wire.ONLY_WAIT * (len(plan.tasks[t].waits) == 1) for t in tasks]
+        queue = _sole_segment(plan, tasks) + 1 if all(only) else 0
+        infos[index] = (counter.signals_per_step, len(successors), len(tasks), queue)
+        successors += [task | bit for task, bit in zip(tasks, only, strict=True)]
     return np.array(successors, np.uint32), infos
+
+
+def _sole_segment(plan: Plan, tasks: Sequence[int]) -> int:
+    """The segment that holds all of `tasks`; -1 if there is none."""
+    for index, segment in enumerate(plan.segments):
+        if tasks and all(segment.begin <= task < segment.end for task in tasks):
+            return index
+    return -1
 
 
 def _lists(plan: Plan) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:

@@ -354,6 +354,10 @@ void arrive_after_copies(unsigned mbarrier) {
   copies.back().due = std::max(copies.back().due, running->copied_until + 1);
 }
 
+void wait_all_copies() {
+  while (pass <= running->copied_until) yield();
+}
+
 }  // namespace emu
 
 // Runs `entry` in `blocks` blocks, `resident` of them at a time. 0, or 1 if it took too long.

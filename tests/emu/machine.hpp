@@ -42,6 +42,7 @@ void copy16(unsigned to, const void* from);
 void commit_copies();                         // this fibre's copy16 since the last one are a group
 void wait_copies(unsigned newest);            // until all groups but so many have landed
 void arrive_after_copies(unsigned mbarrier);  // after this fibre's copy16 so far
+void wait_all_copies();                       // the same, but waits
 
 void fail(const char* what);  // prints where, and ends the process
 

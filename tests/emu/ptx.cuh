@@ -59,6 +59,9 @@ template <u32 N>
 void wait_copies() {
   emu::wait_copies(N);
 }
+inline void wait_all_copies() {
+  emu::wait_all_copies();
+}
 inline void fence_proxy_async() {}
 inline void fence_proxy_async_global() {}
 inline void fence_acq_rel_gpu() {}

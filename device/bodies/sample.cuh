@@ -90,10 +90,8 @@ struct sample {
     return static_cast<u64>(p * 1099511627776.0f);
   }
 
-  // Calls visit(index, logit) for this thread's share; the same share in every pass. kLoads reads
-  // are in flight before the first is used. POLL: until the logits have arrived, in the first pass
-  // over a payload row; its granules are whole, and whole warps poll together.
-  template <bool POLL, class Visit>
+  // Calls visit(index, logit) for this thread's share; the same share in every pass.
+  template <class Visit>
   GPURT_FN static void each(const Row& row, const BodyContext& context, Visit visit) {
     if (row.vocab % 4 != 0) {  // rows are not aligned to 16 bytes then
       for (u32 i = context.thread; i < row.vocab; i += context.team_threads) {
@@ -104,17 +102,7 @@ struct sample {
     const u32 fours = row.vocab / 4, lane = context.thread % 32;
     for (u32 base = context.thread - lane; base < fours; base += kLoads * context.team_threads) {
       uint4 x[kLoads];
-      u32 polls = 0;
-      bool missing;
-      do {
-        missing = false;
-#pragma unroll
-        for (u32 k = 0; k < kLoads; ++k) {
-          const u32 i = min(base + lane + k * context.team_threads, fours - 1);
-          x[k] = ld_relaxed_b128(reinterpret_cast<u64>(row.logits + 4 * i));
-          missing |= is_sentinel(x[k]);
-        }
-      } while (POLL && payload_missing(missing, polls));
+      read<false>(row, context, base, x);
 #pragma unroll
       for (u32 k = 0; k < kLoads; ++k) {
         const u32 i = base + lane + k * context.team_threads;
@@ -127,27 +115,77 @@ struct sample {
     }
   }
 
-  // Key and inverted index of the largest logit, known to every thread.
+  // Fours base + lane, and each team_threads further, the last one for all behind it: all are in
+  // flight before the first is used. POLL: until the logits have arrived, in the first pass over a
+  // payload row; its granules are whole, and whole warps poll together.
+  template <bool POLL, u32 LOADS>
+  GPURT_FN static void read(const Row& row, const BodyContext& context, u32 base,
+                            uint4 (&x)[LOADS]) {
+    const u32 last = row.vocab / 4 - 1, first = base + context.thread % 32;
+    u32 polls = 0;
+    bool missing;
+    do {
+      missing = false;
+#pragma unroll
+      for (u32 k = 0; k < LOADS; ++k) {
+        const u32 i = min(first + k * context.team_threads, last);
+        x[k] = ld_relaxed_b128(reinterpret_cast<u64>(row.logits + 4 * i));
+        missing |= is_sentinel(x[k]);
+      }
+    } while (POLL && payload_missing(missing, polls));
+  }
+
+  // Key and inverted index of the largest logit, known to every thread. Every token takes this
+  // pass, so four logits are ten instructions; a thread whose share may hold a NaN, which is above
+  // all, goes over it once more by keys.
   __device__ __noinline__ static u64 largest(const Row& row, Shared& shared,
                                              const BodyContext& context) {
     u64 best = 0;
-    const auto compare = [&](u32 i, f32 x) {
-      const u64 here = u64(key_of(x)) << 32 | ~i;
-      best = here > best ? here : best;
-    };
-    if (row.payload) {
-      each<true>(row, context, compare);
-    } else {
-      each<false>(row, context, compare);
+    if (row.vocab % 4 != 0 || !largest_of_fours(row, context, best)) {
+      best = 0;
+      each(row, context, [&](u32 i, f32 x) {
+        const u64 here = u64(key_of(x)) << 32 | ~i;
+        best = here > best ? here : best;
+      });
     }
     return over_team(best, shared, context, [](u64 a, u64 b) { return a > b ? a : b; });
+  }
+
+  // Of this thread's share. False: it may hold a NaN.
+  GPURT_FN static bool largest_of_fours(const Row& row, const BodyContext& context, u64& best) {
+    return row.payload ? largest_of_fours<true>(row, context, best)
+                       : largest_of_fours<false>(row, context, best);
+  }
+  template <bool POLL>
+  GPURT_FN static bool largest_of_fours(const Row& row, const BodyContext& context, u64& best) {
+    const u32 fours = row.vocab / 4, lane = context.thread % 32;
+    f32 top = __uint_as_float(0xFF800000u);
+    u32 at = 0;
+    bool is_number = true;
+    for (u32 base = context.thread - lane; base < fours; base += kLoads * context.team_threads) {
+      uint4 x[kLoads];
+      read<POLL>(row, context, base, x);
+#pragma unroll
+      for (u32 k = 0; k < kLoads; ++k) {
+        const float4 v = float4_of(x[k]);
+        const f32 most = fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
+        const f32 sum = (v.x + v.y) + (v.z + v.w);  // NaN if one is, or if infinities meet
+        is_number = is_number && sum == sum;
+        if (most > top) top = most, at = base + lane + k * context.team_threads;
+      }
+    }
+    at = 4 * min(at, fours - 1);
+    const float4 v = load_piece(reinterpret_cast<const float4*>(row.logits + at));
+    at += v.x == top ? 0 : v.y == top ? 1 : v.z == top ? 2 : 3;
+    best = u64(key_of(top)) << 32 | ~at;
+    return is_number;
   }
 
   // Sum of probabilities with a key above `key`.
   __device__ __noinline__ static u64 sum_above(const Row& row, u32 key, Shared& shared,
                                                const BodyContext& context) {
     u64 sum = 0;
-    each<false>(row, context, [&](u32, f32 x) { sum += key_of(x) > key ? weight_of(row, x) : 0; });
+    each(row, context, [&](u32, f32 x) { sum += key_of(x) > key ? weight_of(row, x) : 0; });
     return over_team(sum, shared, context, [](u64 a, u64 b) { return a + b; });
   }
 
@@ -165,7 +203,7 @@ struct sample {
     return value;
   }
 
-  __device__ static u32 draw(const Row& row, const SlotState& slot, u32 uniform, Shared& shared,
+  __device__ __noinline__ static u32 draw(const Row& row, const SlotState& slot, u32 uniform, Shared& shared,
                              const BodyContext& context) {
     u64 total;
     if (slot.top_k > 0 && slot.top_k < row.vocab) {
@@ -201,7 +239,7 @@ struct sample {
     for (u32 round = 0; round < 5; ++round) {  // coarse bin, then the key's bytes from the top
       clear(shared, context);
       const u32 shift = 32 - 8 * round;
-      each<false>(row, context, [&](u32, f32 x) {
+      each(row, context, [&](u32, f32 x) {
         const u32 key = key_of(x), bin = coarse_bin(max, x);
         if (round > 0 && bin != coarse) return;
         if (round > 1 && (key ^ found.key) >> (shift + 8) != 0) return;
@@ -279,7 +317,7 @@ struct sample {
                                  const BodyContext& context) {
     if (found.equals == 0) {
       u64 first = ~u64(0);
-      each<false>(row, context, [&](u32 i, f32 x) {
+      each(row, context, [&](u32 i, f32 x) {
         if (key_of(x) == found.key && i < first) first = i;
       });
       return static_cast<u32>(
@@ -290,7 +328,7 @@ struct sample {
     for (u32 round = 0; round < 3; ++round) {  // bytes of the index; 255 - byte: ascending
       clear(shared, context);
       const u32 shift = 16 - 8 * round;
-      each<false>(row, context, [&](u32 i, f32 x) {
+      each(row, context, [&](u32 i, f32 x) {
         if (key_of(x) != found.key || (round > 0 && (i ^ index) >> (shift + 8) != 0)) return;
         add(shared, 255 - (i >> shift & 255), 1);
       });

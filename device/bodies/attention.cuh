@@ -81,6 +81,7 @@ struct attention_of {
   struct Scratch {
     AttentionShape shape;
     Turn turn[kTeamWarps];
+    typename Fold::View view[kIsMma && TILES == 1 ? kTeamWarps : 1];
     Place place[kRowsMax];
     alignas(16) Query query[kQueryRows][GROUP][D];  // rotated and scaled, of the rows at hand
     f32 partial[kVirtualWarps][kWarpFloats];  // of each column; more tiles keep their sums there
@@ -95,6 +96,7 @@ struct attention_of {
   GPURT_FN static const AttentionShape& shape() { return scratch().shape; }
   GPURT_FN static const Place& place(u32 row) { return scratch().place[row]; }
   GPURT_FN static Turn& turn() { return scratch().turn[threadIdx.x / 32]; }
+  GPURT_FN static typename Fold::View& view() { return scratch().view[threadIdx.x / 32]; }
 
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     look_up(task, context, context.step->rows);
@@ -365,7 +367,8 @@ struct attention_of {
     if constexpr (kIsMma) {
       const Query* query = scratch().query[tile.row - first][tile.head];
       if constexpr (TILES == 1) {
-        Fold::fold(cache, tile, bounds_of(tile, 0, lane), query, GROUP, start, lane, to, waits);
+        Fold::fold(cache, tile, bounds_of(tile, 0, lane), query, GROUP, start, lane, view(), to,
+                   waits);
       } else {
         AttentionBounds bounds[TILES];
 #pragma unroll
@@ -388,7 +391,7 @@ struct attention_of {
     Waits waits = kNoWaits;
     return Fold::template sum<true>(cache_at(place(tile.row)), tile, bounds_of(tile, 0, lane),
                                     scratch().query[tile.row - first][tile.head], GROUP, start,
-                                    lane, waits);
+                                    lane, view(), scratch().partial[threadIdx.x / 32], waits);
   }
   template <class Sums>
   GPURT_FN static void park(const Sums& sums, u32 first, u32 end) {

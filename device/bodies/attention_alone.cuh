@@ -141,11 +141,9 @@ struct AttentionAlone {
 #pragma unroll
     for (u32 h = 0; h < 2; ++h)
       read<32>(cache, tile, at, g + 8 * h, c * sizeof(Eight), begin, false, keys[h]);
-    const u16* own = reinterpret_cast<const u16*>(query) + g / 4 * D + c * 8;
-    uint4 q[D / 32];  // anew for each chunk: sums need the registers
-#pragma unroll
-    for (u32 b = 0; b < D / 32; ++b) q[b] = *reinterpret_cast<const uint4*>(own + b * 32);
-    One::scores(keys, q, score);
+    const u32 own = shared_address(query) + (g / 4 * D + c * 8) * 2;
+    // Anew for each chunk: sums need the registers.
+    One::scores(keys, [&](u32 b) { return ld_shared_b128(own + b * 64); }, score);
   }
 
   // The largest score of each column.

@@ -11,6 +11,7 @@ namespace gpurt {
 template <u32 D, u32 CACHE, bool WINDOWED>
 struct AttentionFold {
   using Cache = AttentionCache<D, CACHE, WINDOWED>;
+  using View = AttentionView<Cache>;
   using Eight = typename Elements<CACHE>::Eight;
   using Query = f32;
   static constexpr u32 kLanes = D / 8;                  // lanes a position

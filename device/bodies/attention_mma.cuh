@@ -16,6 +16,7 @@ namespace gpurt {
 template <u32 D, u32 CACHE, bool WINDOWED>
 struct AttentionMma {
   using Cache = AttentionCache<D, CACHE, WINDOWED>;
+  using View = AttentionView<Cache>;
   using Eight = typename Elements<CACHE>::Eight;
   using Query = u32;  // room for two bf16: D of them, then their D rests
   static constexpr u32 kChunk = 16;
@@ -25,71 +26,94 @@ struct AttentionMma {
   // Of columns 2c and 2c + 1, of which those of c >= 2 are rests: sums of dimensions 64b + 8g + 2j
   // and 64b + 8g + 2j + 1.
   struct Sums {
-    f32 max[2], total[2];
+    f32 max[2], total[2];   // D > 64: between two chunks in shared memory, for want of registers
     f32 out[D / 64][4][4];  // b, j: (2j, column 2c), (2j, 2c + 1), (2j + 1, 2c), (2j + 1, 2c + 1)
   };
 
   // Of every 16th chunk from `start` on, up to tile.end; to `to`, a partial a column. query: of the
-  // tile's first row and head; a row has `group` heads.
+  // tile's first row and head; a row has `group` heads. view: this warp's own.
   GPURT_FN static void fold(const Cache& cache, const AttentionTile& tile,
                             const AttentionBounds& bounds, const Query* query, u32 group, u32 start,
-                            u32 lane, f32* to, Waits& waits) {
-    const Sums sums = sum<false>(cache, tile, bounds, query, group, start, lane, waits);
+                            u32 lane, View& view, f32* to, Waits& waits) {
+    const Sums sums = sum<false>(cache, tile, bounds, query, group, start, lane, view, to, waits);
     park(sums, 0, tile.columns(), lane, to);
   }
 
-  // AHEAD: asks for the next chunk while it waits for one, see ask().
+  // AHEAD: asks for the next chunk while it waits for one, see ask(). room: 16 bytes a lane.
   template <bool AHEAD>
-  GPURT_FN static Sums sum(const Cache& cache, const AttentionTile& tile,
-                           const AttentionBounds& bounds, const Query* query, u32 group, u32 start,
-                           u32 lane, Waits& waits) {
-    const u32 g = lane / 4, c = lane % 4;
+  GPURT_FN static Sums sum(const Cache& of_slot, const AttentionTile& of_columns,
+                           const AttentionBounds& of_lane, const Query* query, u32 group, u32 start,
+                           u32 lane, View& view, f32* room, Waits& waits) {
+    const u32 g = lane / 4, c = lane % 4, end = of_columns.end;
     Sums sums{{kNothingSeen, kNothingSeen}, {}, {}};
-    const u32 column = min(g % 4, tile.columns() - 1);
-    query += (column / tile.heads * group + column % tile.heads) * D;
-    const u16* own = reinterpret_cast<const u16*>(query) + g / 4 * D + c * 8;
-    uint4 q[D / 32] = {};  // of 128 dimensions anew for each chunk: sums need the registers
-    u32 page = page_of(cache, tile, start);
-    u32 next = AHEAD ? page_of(cache, tile, start + kStride) : 0;
+    const u32 column = min(g % 4, of_columns.columns() - 1);
+    query += (column / of_columns.heads * group + column % of_columns.heads) * D;
+    const u32 own = shared_address(query) + (g / 4 * D + c * 8) * 2;
+    const u32 kept = shared_address(room) + lane * 16;
+    if constexpr (kKeeps) {
+      view.set(of_slot, of_columns, of_lane, lane);
+      keep(sums, kept);
+    }
+    uint4 q[D / 32] = {};
+    u32 page = page_of(of_slot, end, start);
+    u32 next = AHEAD ? page_of(of_slot, end, start + kStride) : 0;
 #pragma unroll 1
-    for (u32 begin = start; begin < tile.end; begin += kStride) {
+    for (u32 begin = start; begin < end; begin += kStride) {
       waits.for_keys(begin + kChunk);
-      const u64 from = cache.key(page, begin);
       Eight keys[2][D / 32], values[4][D / 64];
+      const Cache cache = kKeeps ? shared_copy(view.cache) : of_slot;
+      const u64 from = cache.key(page, begin);
+      const AttentionTile tile = kKeeps ? shared_copy(view.tile) : of_columns;
 #pragma unroll
       for (u32 h = 0; h < 2; ++h)
         read<32>(cache, from + c * sizeof(Eight), g + 8 * h, begin, tile, keys[h]);
-      if constexpr (D == 64) read_values(cache, from, g, c, begin, tile, values);
+      if constexpr (!kKeeps) read_values(cache, from, g, c, begin, tile, values);
       if constexpr (AHEAD) {
-        if (begin + kStride < tile.end) ask(cache, next, begin + kStride, lane);
+        if (begin + kStride < end) ask(cache, next, begin + kStride, lane);
         page = next;
-        next = page_of(cache, tile, begin + 2 * kStride);
+        next = page_of(cache, end, begin + 2 * kStride);
       } else {
-        page = page_of(cache, tile, begin + kStride);
+        page = page_of(cache, end, begin + kStride);
       }
       if (begin == start) waits.for_queries();
-      if (D != 64 || begin == start) {
+      if (!kKeeps && begin == start) {
 #pragma unroll
-        for (u32 b = 0; b < D / 32; ++b) q[b] = *reinterpret_cast<const uint4*>(own + b * 32);
+        for (u32 b = 0; b < D / 32; ++b) q[b] = ld_shared_b128(own + b * 64);
       }
       f32 score[4] = {};
-      scores(keys, q, score);
+      scores(keys, [&](u32 b) { return kKeeps ? ld_shared_b128(own + b * 64) : q[b]; }, score);
       // There are no registers for both at once.
-      if constexpr (D != 64) {
-        asm volatile("" ::: "memory");
-        read_values(cache, from, g, c, begin, tile, values);
+      if constexpr (kKeeps) {
+        read_values(shared_copy(view.cache), from, g, c, begin, shared_copy(view.tile), values);
+        fetch(sums, kept);
       }
       u32 weights[2];
+      const AttentionBounds bounds = kKeeps ? shared_copy(view.bounds[lane % 2]) : of_lane;
       weigh(bounds, begin + g, c >= 2, score, sums, weights);
+      if constexpr (kKeeps) keep(sums, kept);
       add(values, movmatrix_trans(weights[0]), movmatrix_trans(weights[1]), sums);
     }
+    if constexpr (kKeeps) fetch(sums, kept);
+    __syncwarp();  // what is parked may lie where other lanes kept theirs
     finish(sums);
     return sums;
   }
 
+  // Heads of 64 dimensions have registers for all of it.
+  static constexpr bool kKeeps = D > 64;
+  GPURT_FN static void keep(const Sums& sums, u32 to) {
+    st_shared_b128(to, make_uint4(__float_as_uint(sums.max[0]), __float_as_uint(sums.max[1]),
+                                  __float_as_uint(sums.total[0]), __float_as_uint(sums.total[1])));
+  }
+  GPURT_FN static void fetch(Sums& sums, u32 from) {
+    const uint4 v = ld_shared_b128(from);
+    sums.max[0] = __uint_as_float(v.x), sums.max[1] = __uint_as_float(v.y);
+    sums.total[0] = __uint_as_float(v.z), sums.total[1] = __uint_as_float(v.w);
+  }
+
   // 0 behind the tile.
-  GPURT_FN static u32 page_of(const Cache& cache, const AttentionTile& tile, u32 position) {
-    return position < tile.end ? cache.page(position) : 0;
+  GPURT_FN static u32 page_of(const Cache& cache, u32 end, u32 position) {
+    return position < end ? cache.page(position) : 0;
   }
 
   // The chunk at `begin` into L2: of a long context it lies in memory, whose trip is twice as long.
@@ -159,14 +183,16 @@ struct AttentionMma {
   }
 
   // Of positions g and g + 8, columns 2c and 2c + 1, or those whose rests they are.
-  GPURT_FN static void scores(const Eight (&keys)[2][D / 32], const uint4 (&q)[D / 32],
-                              f32 (&score)[4]) {
+  // query_at(b): this lane's of each 32 dimensions.
+  template <class QueryAt>
+  GPURT_FN static void scores(const Eight (&keys)[2][D / 32], QueryAt query_at, f32 (&score)[4]) {
     f32 other[4] = {};  // a second chain: a dependent mma costs its whole latency
 #pragma unroll
     for (u32 b = 0; b < D / 32; ++b) {
       const uint4 low = bf16_of(keys[0][b]), high = bf16_of(keys[1][b]);
-      mma_m16n8k16_bf16(score, make_uint4(low.x, high.x, low.y, high.y), q[b].x, q[b].y);
-      mma_m16n8k16_bf16(other, make_uint4(low.z, high.z, low.w, high.w), q[b].z, q[b].w);
+      const uint4 q = query_at(b);
+      mma_m16n8k16_bf16(score, make_uint4(low.x, high.x, low.y, high.y), q.x, q.y);
+      mma_m16n8k16_bf16(other, make_uint4(low.z, high.z, low.w, high.w), q.z, q.w);
     }
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {

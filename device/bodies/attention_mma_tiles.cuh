@@ -14,6 +14,7 @@ template <u32 D, u32 CACHE, bool WINDOWED, u32 TILES>
 struct AttentionMmaTiles {
   using One = AttentionMma<D, CACHE, WINDOWED>;
   using Cache = typename One::Cache;
+  using View = typename One::View;
   using Eight = typename One::Eight;
   using Query = typename One::Query;
   using Sums = typename One::Sums;
@@ -47,7 +48,7 @@ struct AttentionMmaTiles {
           if (t * kColumns >= tile.columns()) break;
           uint4 q[D / 32];
           read_query(query, tile, group, t, g, c, q);
-          One::scores(keys, q, score[t]);
+          One::scores(keys, [&](u32 b) { return q[b]; }, score[t]);
         }
       }
       Eight values[4][D / 64];

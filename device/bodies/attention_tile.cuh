@@ -25,7 +25,7 @@ constexpr u32 kSumsFloats = 32 * (D / 4 + 4);
 
 // Heads [head, head + heads) of rows [row, row + rows), which are of one slot. They see positions
 // from `seen` on, up to `end`; each row its own part of them.
-struct AttentionTile {
+struct alignas(16) AttentionTile {
   u32 row, rows, head, heads;
   u32 seen, end;
 
@@ -41,7 +41,7 @@ struct AttentionTile {
 };
 
 // What a lane's two columns see.
-struct AttentionBounds {
+struct alignas(16) AttentionBounds {
   u32 seen[2], end[2];
 
   template <bool WINDOWED>
@@ -52,7 +52,7 @@ struct AttentionBounds {
 
 // Where a slot's keys and values lie, of one kv head. RING: pages are a ring.
 template <u32 D, u32 CACHE, bool RING>
-struct AttentionCache {
+struct alignas(16) AttentionCache {
   static constexpr u32 kElementBytes = sizeof(typename Elements<CACHE>::Eight) / 8;
   static constexpr u32 kRowBytes = D * kElementBytes;  // of a position
 
@@ -80,5 +80,39 @@ struct AttentionCache {
     return key(page(place), place) - key(page(position), position);
   }
 };
+
+// What a warp folds, in shared memory: beside its sums there are no registers for it, and what the
+// compiler puts into local memory in their place is a trip to L2 each time, since every acquire on
+// the SM empties its L1.
+template <class Cache>
+struct AttentionView {
+  Cache cache;
+  AttentionTile tile;
+  AttentionBounds bounds[2];  // of lane % 2
+
+  // By all lanes of the warp that will read it. of_lane: what the lane's columns see.
+  GPURT_FN void set(const Cache& of_slot, const AttentionTile& of_columns,
+                    const AttentionBounds& of_lane, u32 lane) {
+    __syncwarp();  // who read what was here before
+    if (lane < 2) bounds[lane] = of_lane;
+    if (lane == 0) cache = of_slot, tile = of_columns;
+    __syncwarp();
+  }
+};
+
+// Read here and now, not kept from an earlier time.
+template <class T>
+GPURT_FN T shared_copy(const T& from) {
+  static_assert(alignof(T) == 16);
+  union Copy {
+    uint4 word[sizeof(T) / 16];
+    T whole;
+    GPURT_FN Copy() {}
+  } copy;
+#pragma unroll
+  for (u32 i = 0; i < sizeof(T) / 16; ++i)
+    copy.word[i] = ld_shared_b128(shared_address(&from) + i * 16);
+  return copy.whole;
+}
 
 }  // namespace gpurt

@@ -34,7 +34,7 @@ PLANTED = {
     "early_compensation": (120, r"read stale data|before its producer"),
     "turn_changes": (40, r"another variant|another step's|no end after|after round"),
     "round_of_steps": (40, r"no end after|after round"),
-    "weak_turns": (1500, r"no end after|another step's|another variant|after round"),
+    "weak_turns": (10_000, r"no end after|another step's|another variant|after round"),
 }
 REPLAY = re.compile(r"^replay: make sim SEED=(\d+) CASE=(\w+)$", re.MULTILINE)
 

@@ -203,8 +203,8 @@ struct sample {
     return value;
   }
 
-  __device__ __noinline__ static u32 draw(const Row& row, const SlotState& slot, u32 uniform, Shared& shared,
-                             const BodyContext& context) {
+  __device__ __noinline__ static u32 draw(const Row& row, const SlotState& slot, u32 uniform,
+                                          Shared& shared, const BodyContext& context) {
     u64 total;
     if (slot.top_k > 0 && slot.top_k < row.vocab) {
       const Found cut = find<true>(row, slot.top_k - 1, shared, context);

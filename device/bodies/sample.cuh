@@ -118,16 +118,16 @@ struct sample {
   // Fours base + lane, and each team_threads further, the last one for all behind it: all are in
   // flight before the first is used. POLL: until the logits have arrived, in the first pass over a
   // payload row; its granules are whole, and whole warps poll together.
-  template <bool POLL, u32 LOADS>
+  template <bool POLL>
   GPURT_FN static void read(const Row& row, const BodyContext& context, u32 base,
-                            uint4 (&x)[LOADS]) {
+                            uint4 (&x)[kLoads]) {
     const u32 last = row.vocab / 4 - 1, first = base + context.thread % 32;
     u32 polls = 0;
     bool missing;
     do {
       missing = false;
 #pragma unroll
-      for (u32 k = 0; k < LOADS; ++k) {
+      for (u32 k = 0; k < kLoads; ++k) {
         const u32 i = min(first + k * context.team_threads, last);
         x[k] = ld_relaxed_b128(reinterpret_cast<u64>(row.logits + 4 * i));
         missing |= is_sentinel(x[k]);

@@ -91,7 +91,7 @@ class RuntimeConfig:
             ("residency", limit),
             ("wait_timeout", f"{self.wait_timeout_ms:g} ms"),
             ("queue", f"{self.queue_capacity} requests"),
-            ("step_rows", "as the graph" if self.step_rows is None else list(self.step_rows)),
+            ("step_rows", "the usual" if self.step_rows is None else list(self.step_rows)),
             ("prefill_rows", "as the step" if self.prefill_rows is None else self.prefill_rows),
             ("trace", "on" if self.trace_enabled else "off"),
         ]

@@ -112,12 +112,15 @@ def plan_with(
 ) -> Plan:
     """The Plan of a graph under a policy that may be `auto`; it says which profile it was made by.
 
-    rows: of each step size, as for `planner.plan`. Raises: as `choose` and `planner.plan`.
+    rows: of each step size, as for `planner.plan`; None: the usual ones. Raises: as `choose` and
+    `planner.plan`.
     """
     from gpurt.planner import plan
+    from gpurt.planner.variants import usual_rows
 
     chosen, kind, source = choose(graph, device, target.workers, policy, edges)
     known = cast("Any", chosen)
+    rows = usual_rows(graph, target.kind) if rows is None else rows
     made = plan(graph, target, policy=known, edges=kind, progress=progress, rows=rows)
     return replace(made, profile=source)
 

@@ -61,9 +61,10 @@ class Runtime:
     after this long.
     trace: keep spans. queue_capacity: unfinished requests at a time. step_rows: rows of
     each step size that a graph is planned for, ascending, at most the graph's rows; a step is of
-    the smallest size that holds what waits. None: one size, of the graph's rows. prefill_rows:
-    prompt tokens of one request in one step, default all rows of the step. group: this process is
-    one of its ranks (gpurt/process_group.py); `device` then counts from the rank's own GPU.
+    the smallest size that holds what waits. None: the graph's rows, and on a GPU one row where
+    tokens are decoded without a drafter. prefill_rows: prompt tokens of one request in one step,
+    default all rows of the step. group: this process is one of its ranks (gpurt/process_group.py);
+    `device` then counts from the rank's own GPU.
     Raises: ConfigError, DeviceError.
     """
 

@@ -71,7 +71,8 @@ def _muse_slice(name: str, rows: int, routing: str, goal: float | None = None) -
             graph=build,
             bytes_moved=lambda: step_bytes(build(), rows=rows, position=at),
             # Of one row all experts' slots are live: there is nothing to draw lots for.
-            settings={} if rows == 1 else {"policy": {"expert_matvec": "claim"}},
+            settings={"step_rows": (rows,)}
+            | ({} if rows == 1 else {"policy": {"expert_matvec": "claim"}}),
             step={
                 "position": at,
                 "tokens": tokens,

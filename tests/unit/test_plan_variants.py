@@ -18,7 +18,8 @@ from gpurt.loaders import load_model
 from gpurt.loaders.hf_qwen3_moe import config_from_json
 from gpurt.loaders.model import WeightSource
 from gpurt.plan import Plan, PlanVariant
-from gpurt.planner import plan
+from gpurt.planner import plan, variants
+from gpurt.profiles import plan_with
 from tests.helpers.random_graphs import CUDA, POLLING, SPREAD
 from tests.helpers.tiny import CONFIG, tiny_folder
 from tests.unit.test_check_plan import edit, edit_counter, rejected
@@ -156,10 +157,36 @@ def test_a_graph_without_tokens_has_one_size():
         plan(plain, HOST, rows=(2, 4))
 
 
-def test_an_operator_on_some_rows_has_one_size():
+def half():
     graph = chain(SPREAD)
     x = graph.row_activation("half", 16, "f32")
     graph.task(body("half", lambda *_: None), [], [x[0:2]])
+    return graph
+
+
+def sizes(graph, target, **options):
+    made = plan_with(graph, target, "a device", "static", "auto", **options)
+    return [variant.rows for variant in made.step_variants()]
+
+
+def test_who_decodes_on_a_gpu_without_a_drafter_has_steps_of_one_row():
+    assert sizes(chain(), CUDA) == [1, 4]
+    assert sizes(chain(), CUDA, rows=(4,)) == [4]
+    assert sizes(chain(), HOST) == [4]
+    assert sizes(chain(rows=1), CUDA) == [1]
+
+
+def test_a_drafter_or_operators_on_some_rows_keep_steps_of_all_rows():
+    drafted = chain()
+    drafted.draft(3)
+    plain = Graph("plain", rows=4)
+    plain.task(body("f", lambda *_: None), [], [plain.row_activation("x", 4, "f32")])
+    assert [variants.usual_rows(g, "cuda") for g in (drafted, half(), plain)] == [None] * 3
+    assert variants.usual_rows(chain(), "cuda") == (1, 4)
+
+
+def test_an_operator_on_some_rows_has_one_size():
+    graph = half()
     with pytest.raises(GraphError, match=r"^half takes half\[0:2, 0:16\], only some rows"):
         plan(graph, HOST, rows=(2, 4))
 

@@ -5,9 +5,13 @@ time that rank r's clock is ahead of rank 0's, over all steps:
 
     start on r - end on 0 >= c          end on r - start on 0 <= c
 
-so every collective bounds c from both sides, and the tightest bounds lie about two hops apart.
-Their middle is the offset, half their distance the error. Threads of the host have one clock.
-Who polls for other ranks' data has it when it ends, and they had begun: bounds a task's run wider.
+so every collective bounds c from both sides, and the tightest bounds of a step lie about two hops
+apart. Who polls for other ranks' data has it when it ends, and they had begun: bounds a task's run
+wider. Threads of the host have one clock.
+
+A clock may be wrong for a while, as an SM's is in the first step of a launch, until its rate is
+known. So the offset is the middle of what the most steps allow, not what all of them do; the error
+is half of that, or what nine of ten steps are away from it if that is more.
 """
 
 from __future__ import annotations
@@ -55,26 +59,49 @@ def offsets(spans: NDArray[Any], plan: Plan, ranks: int) -> list[tuple[int, int]
     shape = (len(exchanges), ranks, len(steps))
     first_start, last_end = np.full(shape, _FAR), np.full(shape, -_FAR)
     for number, (made, waiting, polls) in enumerate(exchanges):
-        mine = np.isin(task, waiting)
-        if polls:  # the last of them
-            first_start[number] = -_FAR
-            np.maximum.at(first_start[number], (rank[mine], row[mine]), end[mine])
+        waits, makes = np.isin(task, waiting), np.isin(task, made)
+        if polls:  # when the last of those who wait had ended, and of those who make had begun
+            _last_of(first_start[number], rank[waits], row[waits], end[waits])
+            _last_of(last_end[number], rank[makes], row[makes], start[makes])
             first_start[number][first_start[number] == -_FAR] = _FAR
-            mine = np.isin(task, made)
-            last_end[number] = _FAR
-            np.minimum.at(last_end[number], (rank[mine], row[mine]), start[mine])
-            last_end[number][last_end[number] == _FAR] = -_FAR
-            continue
-        np.minimum.at(first_start[number], (rank[mine], row[mine]), start[mine])
-        mine = np.isin(task, made)
-        np.maximum.at(last_end[number], (rank[mine], row[mine]), end[mine])
+        else:
+            np.minimum.at(first_start[number], (rank[waits], row[waits]), start[waits])
+            np.maximum.at(last_end[number], (rank[makes], row[makes]), end[makes])
     found = [(0, 0)]
     for other in range(1, ranks):
-        most = int((first_start[:, other] - last_end[:, 0]).min(initial=_FAR))
-        least = int((last_end[:, other] - first_start[:, 0]).max(initial=-_FAR))
-        known = most < _FAR // 2 and least > -_FAR // 2
-        found.append(((most + least) // 2, abs(most - least) // 2) if known else (0, 0))
+        most = (first_start[:, other] - last_end[:, 0]).min(axis=0, initial=_FAR)
+        least = (last_end[:, other] - first_start[:, 0]).max(axis=0, initial=-_FAR)
+        known = (most < _FAR // 2) & (least > -_FAR // 2)
+        found.append(_common(least[known], most[known]))
     return found
+
+
+def _last_of(
+    into: NDArray[np.int64],
+    rank: NDArray[np.int64],
+    row: NDArray[np.int64],
+    times: NDArray[np.int64],
+) -> None:
+    """into: [rank, step], the latest of the times; one without any is -_FAR."""
+    into[:] = -_FAR
+    np.maximum.at(into, (rank, row), times)
+
+
+def _common(least: NDArray[np.int64], most: NDArray[np.int64]) -> tuple[int, int]:
+    """The middle of what the most of the intervals [least, most] hold, and its error. An interval
+    whose ends are the wrong way round holds what lies between them: its clocks were less exact.
+    """
+    if not len(least):
+        return 0, 0
+    low, high = np.minimum(least, most), np.maximum(least, most)
+    ends = np.concatenate([low, high])
+    opens = np.concatenate([np.ones(len(low), np.int64), np.full(len(high), -1)])
+    order = np.lexsort((-opens, ends))  # one that ends where another begins touches it
+    best = int(np.argmax(np.cumsum(opens[order])))
+    low_end, high_end = int(ends[order][best]), int(ends[order][best + 1])
+    offset = (low_end + high_end) // 2
+    away = np.maximum(0, np.maximum(low - offset, offset - high))
+    return offset, max((high_end - low_end) // 2, int(np.quantile(away, 0.9)))
 
 
 def _exchanges(plan: Plan) -> list[tuple[NDArray[Any], NDArray[Any], bool]]:

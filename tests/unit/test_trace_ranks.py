@@ -83,6 +83,20 @@ def test_clocks_of_gpus_are_bounded_by_what_ranks_waited_for(ahead, tmp_path):
     assert "2 ranks (clocks within 0.03 us)" in out.getvalue()
 
 
+def test_steps_whose_clocks_were_wrong_do_not_move_the_others():
+    """As the first step of a launch on GPUs, whose SMs' rates are not known yet."""
+    plan = plan_of_ranks()
+    on_gpus = replace(plan, target=replace(plan.target, kind="cuda"))
+    raw = raw_of_rank(1, 10_200)
+    wrong = [spans.copy() for spans in raw.spans]
+    for spans in wrong:
+        spans["begin"][spans["step"] == 0] += 30_000
+    trace = Trace.from_raw(on_gpus, raw_of_rank(0, 10_000), replace(raw, spans=wrong))
+    spans = {(int(s["step"]), int(s["task"])): int(s["begin_ns"]) for s in trace.spans}
+    assert [spans[step, 3] - spans[step, 0] for step in (1, 2)] == [-20, -20]
+    assert trace.clock_error_ns > 20_000  # one step of three is more than one of ten
+
+
 def test_the_late_rank_of_collectives_is_named():
     late = late_ranks(trace_of())
     assert late is not None

@@ -100,16 +100,17 @@ GPURT_FN f32 whole_piece(f32 piece, const f32* from, bool payload) {
 // missing.
 template <u32 N, class Piece, class Load>
 GPURT_FN void load_missing(Piece (&pieces)[N], bool payload, Load load) {
-  u32 polls = 0;
-  for (bool missing = payload; missing && !must_end(polls);) {
-    missing = false;
+  if (!payload) return;
+  for (u32 polls = 0;;) {
+    u32 missing = 0;
 #pragma unroll
     for (u32 j = 0; j < N; ++j) {
       if (!is_missing(pieces[j])) continue;
       pieces[j] = load(j);
-      missing = true;
+      missing = 1;
     }
-    if (missing) pause();
+    if (missing == 0 || must_end(polls)) return;
+    pause();
   }
 }
 // Piece j at from(j).

@@ -36,25 +36,26 @@ struct collect {
     const u64 y = reinterpret_cast<u64>(context.address<Piece>(task, 1));
     const CopyOf first{published, y, task.param[0], 0}, second{published, y, task.param[0], 1};
     const Piece* residual = context.address<const Piece>(task, 2);
+    const bool polls = polls_input(task, 0), polls_residual = polls_input(task, 2);
+    const bool arms = arms_output(task, 1);
     const u32 rows = publish::value_rows(context, per_row, task.param[3] != 0);
     const u32 begin = task.tile[0] / kSize, columns = task.tile[1] / kSize - begin;
     for (u32 at = context.thread; at < rows * columns; at += context.team_threads) {
       const u32 row = at / columns, column = begin + at % columns;
       const u64 place = u64(row) * width + column;
+      const u64 to[2] = {first.place(row, column * kSize), second.place(row, column * kSize)};
       Piece behind{};
       if (residual != nullptr)
-        behind = whole_piece(load_piece(residual + place), residual + place, polls_input(task, 2));
-      const Piece sum = slots_piece<kAtOnce>(
-          slots, row, column, residual == nullptr ? nullptr : &behind, polls_input(task, 0));
-      const auto store = [&](const CopyOf& to) {
-        store_piece(reinterpret_cast<Piece*>(to.place(row, column * kSize)), sum,
-                    arms_output(task, 1));
-      };
-      store(first);
-      if (first.count > 1) store(second);
+        behind = whole_piece(load_piece(residual + place), residual + place, polls_residual);
+      const Piece sum =
+          slots_piece<kAtOnce>(slots, row, column, behind, residual != nullptr, polls);
+      store_piece(reinterpret_cast<Piece*>(to[0]), sum, arms);
+      if (first.count > 1) store_piece(reinterpret_cast<Piece*>(to[1]), sum, arms);
 #pragma unroll 1
-      for (u32 rank = 2; rank < first.count; ++rank)
-        store(CopyOf{published, y, task.param[0], rank});
+      for (u32 copy = 2; copy < first.count; ++copy) {
+        const CopyOf further{published, y, task.param[0], copy};
+        store_piece(reinterpret_cast<Piece*>(further.place(row, column * kSize)), sum, arms);
+      }
     }
   }
 };

@@ -139,7 +139,7 @@ struct gated_residual {
   // Granule `i` of a row of the branch, of one rank or put together from all; of these one after
   // another, since registers for more loads at once would be spilled by other bodies of a kernel.
   GPURT_FN static float4 gained(const Branch& branch, u32 row, const f32* gain, u32 i) {
-    const float4 v = slots_piece<1, float4>(branch.slots, row, i, nullptr, branch.payload);
+    const float4 v = slots_piece<1, float4>(branch.slots, row, i, {}, false, branch.payload);
     return gain == nullptr ? v : mul4(v, read4(gain, i));
   }
 

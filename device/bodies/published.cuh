@@ -60,8 +60,9 @@ struct CopyOf {
   GPURT_FN CopyOf(const u32* param, u64 y, u32 width, u32 i)
       : count(max(param[0], 1u)), stride(param[0] == 0 ? width : param[1]), base(y) {
     const Program& program = gpurt_program;
-    const u32 copy = i < count ? i : 0;
     if (param[0] == 0) return;
+    // The next rank's first: what goes over a link takes longest.
+    const u32 copy = (i < count ? program.rank + 1 + i : 0) % count;
     base += u64{program.rank_count == 1 ? copy : program.rank} * param[2] * 4;
     if (program.rank_count > 1) base += at<const u64>(program.peers)[copy] - program.symmetric;
   }

@@ -35,8 +35,8 @@ struct reduce {
       Piece behind{};
       if (residual != nullptr)
         behind = whole_piece(load_piece(residual + place), residual + place, polls_input(task, 1));
-      const Piece sum = slots_piece<8>(parts, row, column, residual == nullptr ? nullptr : &behind,
-                                       polls_input(task, 0));
+      const Piece sum =
+          slots_piece<8>(parts, row, column, behind, residual != nullptr, polls_input(task, 0));
 #pragma unroll 4
       for (u32 rank = 0; rank < ranks; ++rank)
         store_piece(publish::my_slot(context, sums, rank, width) + u64(row) * sums_stride + column,

@@ -36,7 +36,7 @@ struct reduce_squares {
       for (u32 i = at % kSums * 32 + lane; i < width; i += kSums * 32) {
         const float4 gain = read4(arg<const f32>(task, 1), i);
         const float4 v =
-            mul4(slots_piece<8, float4>(parts, pair, i, nullptr, polls_input(task, 0)), gain);
+            mul4(slots_piece<8, float4>(parts, pair, i, {}, false, polls_input(task, 0)), gain);
         store_granule(reinterpret_cast<u64>(x + u64(pair) * width + i), v.x, v.y, v.z, v.w);
         sum = RowNorm::add4(v, sum);
       }

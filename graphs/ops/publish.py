@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
 
 _TILE_COLUMNS = 1024
-_TILE_FLOATS_CUDA = 2048  # of all rows: one load of four a thread of a team
-_TILES_CUDA = 128  # at most: more would stand in line for workers
+_TILE_FLOATS_CUDA = 1024  # of all rows, at least: a load of four by every second thread of a team
 _GRANULE = 32  # columns: whole lines of memory
 
 
@@ -132,7 +131,9 @@ def tile_columns(op: Operator, slots: str, target: Target) -> int:
     rows = op.args[slots].shape[-2]
     # Where each rank gets a share of its own, a thread has as many to move as there are ranks.
     shares = int(op.params["ranks"]) if op.params.get("scatter") or op.body.name == "reduce" else 1
-    columns = max(_TILE_FLOATS_CUDA // (rows * shares), -(-int(op.params["width"]) // _TILES_CUDA))
+    # At most half as many as workers: the next sum's wait beside them (planner: homes).
+    most = max(1, target.workers // 2)
+    columns = max(_TILE_FLOATS_CUDA // (rows * shares), -(-int(op.params["width"]) // most))
     return -(-columns // _GRANULE) * _GRANULE
 
 

@@ -60,7 +60,8 @@ struct matvec : MatvecTask {
   GPURT_FN static void take_unit(StageCursor& cursor, uint4 (&unit)[4], u32& stall) {
     stall += wait_stage(cursor);
     read_unit(shared_address(shared().ring[cursor.stage]) + threadIdx.x / 32 * kUnitBytes, unit);
-    release_stage(cursor);
+    // A fence would also wait for the next chunks' x, which is under way.
+    release_stage_behind(cursor, unit[3].x);
     cursor.advance();
   }
 
@@ -103,6 +104,7 @@ struct matvec : MatvecTask {
       w.stall += wait_stage(cursor);
       const u32 unit = shared_address(shared().ring[cursor.stage]) + threadIdx.x / 32 * kUnitBytes +
                        threadIdx.x % 32 * 16;
+      u32 read = 0;
 #pragma unroll
       for (u32 i = 0; i < Activations::kLoads; ++i) {
         u32 pair[kTiles][2 * kEach];
@@ -112,6 +114,7 @@ struct matvec : MatvecTask {
         for (u32 j = 0; j < kEach; ++j) {
           const u32 at = i * kEach + j;
           const uint4 part = ld_shared_b128(unit + at * 512);
+          read = part.x;  // loads of shared memory come back in order
 #pragma unroll
           for (u32 t = 0; t < kTiles; ++t) {
             if (valid)
@@ -121,7 +124,7 @@ struct matvec : MatvecTask {
 #pragma unroll
         for (u32 t = 0; t < kTiles; ++t) w.x.load(set, t, i, kAhead * w.step);
       }
-      release_stage(cursor);
+      release_stage_behind(cursor, read);
       cursor.advance();
     }
   }
@@ -149,16 +152,18 @@ struct matvec : MatvecTask {
     w.stall += wait_stage(cursor);
     const u32 unit = shared_address(shared().ring[cursor.stage]) + warp * kUnitBytes + own;
     const bool valid = w.chunk < s.chunks;
+    u32 read = 0;
 #pragma unroll
     for (u32 j = 0; j < kShare; ++j) {
       const uint4 x = ld_shared_b128(room + (warp / kShare * kShare + j) * 512 + own);
       const uint4 part = ld_shared_b128(unit + j * 512);
+      read = part.x;
       if (valid) {
         mma_m16n8k16_bf16(w.sum[0][j % 2], part, x.x, x.y);
         mma_m16n8k16_bf16(w.sum[1][j % 2], part, x.z, x.w);
       }
     }
-    release_stage(cursor);
+    release_stage_behind(cursor, read);
     cursor.advance();
   }
 

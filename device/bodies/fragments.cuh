@@ -4,6 +4,7 @@
 // in bf16, 16 in f32): those c, c + 4, ... of all 8 rows that lane (g, c) reads as its first,
 // second, ... load. So a load of a warp is 512 bytes in a row, four lines of L2; of rows side by
 // side it is half of a line each of eight, and an SM gets 20 bytes a cycle in place of 34 (H200).
+// A granule of bf16, which payload is stored and polled by, is eight columns of a row either way.
 // The planner (fragments.py) chooses it where all that touch a buffer know it, and says so by a
 // parameter: the number of row tiles that the buffer has; 0: rows side by side.
 #pragma once
@@ -14,10 +15,14 @@
 #ifndef GPURT_FRAGMENTS
 #define GPURT_FRAGMENTS 0
 #endif
+#ifndef GPURT_MAKES_FRAGMENTS  // the same for a matvec's y
+#define GPURT_MAKES_FRAGMENTS 0
+#endif
 
 namespace gpurt {
 
 constexpr bool kFragments = GPURT_FRAGMENTS != 0;
+constexpr bool kMakesFragments = GPURT_MAKES_FRAGMENTS != 0;
 constexpr u32 kFragmentBytes = 512;  // from a lane's granule to its next one
 
 // Byte at which an element lies, of ELEMENT_BYTES, in a buffer of `tiles` row tiles.

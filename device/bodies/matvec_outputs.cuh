@@ -24,7 +24,8 @@ struct MatvecTask {
     kXDtype,
     kYDtype,
     kYRanks = 11,
-    kXFragments = 15
+    kXFragments = 15,
+    kYFragments = 16
   };
   enum Flag : u32 {
     kXPayload = 1 << kArgX,
@@ -182,6 +183,10 @@ struct MatvecTask {
     o.part = valid ? (j * kTokenFloats + r % 16 * kGroupStride + slot) * 4 : 0;
     const u64 y = arg_address(task, kArgY, round, gpurt_program.payload_set_bytes);
     o.y = y + ((u64{first + j} * width + column) << (2 - bf16));
+    if constexpr (kMakesFragments) {
+      const u32 tiles = task.param[kYFragments];
+      if (tiles != 0) o.y = y + fragment_place<2>(first + j, column, tiles);
+    }
     if constexpr (kMatvecPublished) {
       if ((s.flags & kPublished) != 0)
         o.y = Copies::first_of(task.param + kYRanks, y, first + j, column);

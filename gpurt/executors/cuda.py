@@ -31,6 +31,7 @@ from gpurt.executors.base import Executor, HostView, Options, RawTrace, whole_sp
 from gpurt.executors.contents import contents_of
 from gpurt.executors.cuda_compile import ENTRY, PROGRAM_SYMBOL, KernelCode, compile_kernel
 from gpurt.executors.cuda_driver import STAGING_BYTES, Device, Kernel
+from gpurt.executors.fragments import has_fragments, side_by_side
 from gpurt.executors.symmetric import SymmetricMap
 from gpurt.graph import Graph
 from gpurt.plan import MEMORIES, PAYLOAD, Plan, PlanBuffer, align_up
@@ -195,7 +196,8 @@ class CudaExecutor:
         raw = self._download(address, buffer.size_bytes)
         dtype = DTYPES[buffer.dtype]
         last_axis = -1 if dtype.block > 1 else buffer.shape[-1]
-        return raw.view(dtype.storage).reshape(*buffer.shape[:-1], last_axis)
+        array = raw.view(dtype.storage).reshape(*buffer.shape[:-1], last_axis)
+        return side_by_side(array) if has_fragments(self.plan, index) else array
 
     def write(self, buffer_name: str, array: NDArray[Any]) -> None:
         """Fill a state buffer. Only while no request runs.

@@ -255,6 +255,9 @@ def _features(plan: Plan) -> list[str]:
         "GPURT_FRAGMENTS": any(
             t.body == "matvec" and any(p != 0 for p in t.params[15:16]) for t in tasks
         ),
+        "GPURT_MAKES_FRAGMENTS": any(
+            t.body == "matvec" and any(p != 0 for p in t.params[16:17]) for t in tasks
+        ),
         "GPURT_MATVEC_SHARES": any(
             t.body == "matvec" and _shares_activations(plan.rows, t) for t in tasks
         ),

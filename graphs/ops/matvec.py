@@ -88,6 +88,7 @@ def matvec(
         exact=int(exact),
         **NOT_PUBLISHED,
         x_fragments=0,
+        y_fragments=0,
     )
 
 
@@ -149,8 +150,10 @@ def published_matvec(op: Operator, share: int) -> bool:
 
 
 def fragments_matvec(op: Operator, arg: str) -> bool:
-    """Whether its tasks read that argument in any order: a bf16 x, which needs no conversion."""
-    return arg == "x" and op.params["x_dtype"] == dtype_code(bf16)
+    """Whether its tasks read or write that argument in any order: x and y in bf16, whose granules
+    hold eight columns however they lie.
+    """
+    return arg in ("x", "y") and op.params[f"{arg}_dtype"] == dtype_code(bf16)
 
 
 def packing_matvec(op: Operator, arg: str, target: Target) -> str:
@@ -220,6 +223,7 @@ MATVEC = Body(
         "exact",
         *NOT_PUBLISHED,
         "x_fragments",
+        "y_fragments",
     ),
     tile=tile_matvec,
     reference=matvec_reference,

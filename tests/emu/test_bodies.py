@@ -15,6 +15,7 @@ MODULES = {
         "one_op",
         "test_attention_extras",
         "test_attention_split",
+        "test_chain",
         "test_collectives",
         "test_combine",
         "test_combine_columns",
@@ -35,6 +36,9 @@ split = MODULES["test_attention_split"]
 trees = MODULES["test_draft_tree"]
 # As (module, test, arguments): one or two of each kind, none of them wide.
 CASES: list[tuple[str, str, tuple[Any, ...]]] = [
+    ("test_chain", "test_row_0_has_the_same_bits_every_way", (16, 16, "payload")),
+    ("test_chain", "test_row_0_has_the_same_bits_every_way", (16, 1, "counter")),
+    ("test_chain", "test_every_layer_is_its_matrix_times_the_one_before", ()),
     ("test_combine", "test_combine_equals_its_reference", ((144, 3, 13), True, True, 5)),
     ("test_combine", "test_bits_do_not_depend_on_rows_or_team", ((64, 32, 40),)),
     *(
@@ -121,7 +125,7 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
 def forgotten(emulated: None) -> Iterator[None]:
     """The modules' runners are built for the emulated GPU, and forgotten afterwards."""
     del emulated
-    named = [m.runner for m in MODULES.values()] + [split.split_runner]
+    named = [getattr(m, "runner", None) for m in MODULES.values()] + [split.split_runner]
     runners = [runner for runner in named if hasattr(runner, "cache_clear")]
     for runner in runners:
         runner.cache_clear()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gpurt.bench.graphs import chain
 from gpurt.body import Body, Target
+from gpurt.executors.fragments import side_by_side
 from gpurt.graph import Graph
 from gpurt.graphs.ops.gated_residual import gated_residual
 from gpurt.graphs.ops.matvec import matvec
@@ -35,7 +37,7 @@ def fragments(graph: Graph, target: Target) -> dict[str, int]:
     """The parameter of those operators that have it."""
     result = plan(graph, target)
     return {
-        result.operators[task.op].name: int(task.params[-1])
+        result.operators[task.op].name: int(task.params[15 if task.body == "matvec" else -1])
         for task in result.tasks
         if task.body in ("gated_residual", "matvec")
     }
@@ -79,3 +81,25 @@ def test_a_reader_who_knows_no_order_keeps_all_from_it() -> None:
     normed = next(b for b in graph.buffers if b.name == "normed")
     graph.task(Body("copy", (), cuda="struct copy;"), [normed], [graph.output("c", [16], "f32")])
     assert set(fragments(graph, CUDA).values()) == {0}
+
+
+def test_what_a_matvec_makes_for_matvecs_lies_in_fragments() -> None:
+    result = plan(chain(3, HIDDEN, 16), CUDA)
+    tiles = {
+        result.buffers[task.addr[4][0]].name: int(task.params[16])
+        for task in result.tasks
+        if task.body == "matvec" and task.addr[4] is not None
+    }
+    assert tiles == {"h[0]": 2, "h[1]": 2, "y": 0}
+
+
+def test_rows_are_found_again() -> None:
+    rows, width = 16, 128
+    want = np.arange(rows * width, dtype=np.uint16).reshape(rows, width)
+    lies = np.zeros(rows * width, np.uint16)
+    for row in range(rows):
+        for column in range(width):
+            granule, chunk = column % 64 // 8, column // 64
+            at = (chunk * 2 + row // 8) * 512 + granule // 4 * 256
+            lies[at + (row % 8 * 4 + granule % 4) * 8 + column % 8] = want[row, column]
+    assert np.array_equal(side_by_side(lies.reshape(rows, width)), want)

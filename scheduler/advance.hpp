@@ -18,9 +18,11 @@
 // Of several ranks only rank 0 does this; the others take its order (ranks.hpp).
 //
 // Run by ONE thread, after all tasks of its step; the release of steps_open passes on what it
-// wrote. Portable: on the GPU it is one thread on the critical path, so what it needs each step
-// lies in device memory and is read once; host memory is only written, except at admission, for
-// prompt rows, and after a cancel.
+// wrote. Portable: on the GPU it is one thread on the critical path, where each load that waits for
+// the one before is a trip to L2. So what it needs each step lies in device memory; words that
+// others may change are asked for together (Look), without an acquire, which would empty L1;
+// nothing that it wrote is read back. Host memory is only written, except at admission, for prompt
+// rows, and after a cancel.
 #pragma once
 #include "acceptance.hpp"
 #include "bodies/context.hpp"
@@ -39,6 +41,18 @@ GPURT_FN RequestOutput* request_output(const Program& program, u32 entry) {
 }
 GPURT_FN StepSummary* step_summary(const Program& program, u64 step) {
   return at<StepSummary>(program.summaries) + step % program.summary_capacity;
+}
+
+// What others may have changed, as of one moment. The words only grow, so an old one costs a step.
+struct Look {
+  u64 submit_tail;
+  u32 exit;
+  u32 cancel;
+};
+
+GPURT_FN Look look_at(const DeviceControl* control) {
+  return {load_relaxed(&control->mirror_submit_tail), load_relaxed(&control->mirror_exit),
+          load_relaxed(&control->mirror_cancel)};
 }
 
 // A graph's drafter, as its advance task names it: arguments 1 and 2, parameter 0.
@@ -173,12 +187,11 @@ GPURT_FN void take_slot(const Program& program, u32 index, const RequestRecord& 
 
 // Queued requests -> free slots, oldest first. A plain graph runs one request at a time: its inputs
 // are buffers that all rows share.
-GPURT_FN void admit(const Program& program, u64 next_step, u64 now_ns) {
+GPURT_FN void admit(const Program& program, u64 next_step, const Look& look, u64 now_ns) {
   DeviceControl* control = device_control(program);
-  if (load_relaxed(&control->mirror_exit) != 0) return;
-  const u64 tail = load_acquire(&control->mirror_submit_tail);
   u64 head = control->submit_head;
-  if (head >= tail) return;
+  if (look.exit != 0 || head >= look.submit_tail) return;
+  const u64 tail = load_acquire(&control->mirror_submit_tail);  // their records are to be read
   const u32 slot_count = program.vocab_size == 0 ? 1 : program.slot_count;
   for (; head < tail; ++head) {
     const u32 entry = static_cast<u32>(head % program.queue_capacity);
@@ -209,6 +222,7 @@ struct StepRowCounts {
   u32 rows;
   u32 samples;
   u32 capacity;  // of the step's variant
+  u32 phase;     // of the first row
 };
 
 GPURT_FN void add_sample_row(const Program& program, SlotState& slot, StepRowCounts& counts) {
@@ -218,6 +232,7 @@ GPURT_FN void add_sample_row(const Program& program, SlotState& slot, StepRowCou
 
 GPURT_FN void build_decode_row(const Program& program, SlotState& slot, u32 slot_index,
                                StepRowCounts& counts) {
+  counts.phase = kPhaseDecode;  // decode rows come first
   add_sample_row(program, slot, counts);
   set_row(step_rows(program)[counts.rows++], slot.last_token, slot_index, slot.position++,
           kRowSample);
@@ -330,7 +345,7 @@ GPURT_FN void build_prefill_rows(const Program& program, SlotState& slot, u32 sl
 
 // A plain graph's rows are all of them, the same in every step.
 GPURT_FN StepRowCounts build_plain(const Program& program, u32 capacity) {
-  StepRowCounts counts = {0, 0, capacity};
+  StepRowCounts counts = {0, 0, capacity, kPhasePlain};
   const SlotState& slot = at<const SlotState>(program.slots)[0];
   if (slot.active == 0) return counts;
   counts.rows = capacity;
@@ -342,7 +357,7 @@ GPURT_FN StepRowCounts build_plain(const Program& program, u32 capacity) {
 GPURT_FN StepRowCounts build_rows(const Program& program, u64 step, u32 capacity,
                                   const Drafter& drafter) {
   if (program.vocab_size == 0) return build_plain(program, capacity);
-  StepRowCounts counts = {0, 0, capacity};
+  StepRowCounts counts = {0, 0, capacity, kPhasePrefill};
   SlotState* slots = at<SlotState>(program.slots);
   const u32 n = program.slot_count;
   // With more sequences than rows the first one served rotates, so that none starves.
@@ -399,33 +414,32 @@ GPURT_FN void fix_turn(const Program& program, u64 step, u32 variant) {
   store_release(&control->turns[step % kTurnCount], make_turn(round, variant));
 }
 
-// The next step as the StepState has it: from here on workers run it. next_variant: of the one
-// after.
-GPURT_COLD void open_step(const Program& program, u64 step, u32 next_variant, u64 now_ns) {
-  const StepState* state = step_state(program);
+// The next step, which is what the StepState has: from here on workers run it. next_variant: of the
+// one after.
+GPURT_COLD void open_step(const Program& program, const StepState& state, u32 next_variant,
+                          u64 now_ns) {
   if (program.summary_capacity != 0) {
-    StepSummary* summary = step_summary(program, step);
-    summary->step = step;
+    StepSummary* summary = step_summary(program, state.step);
+    summary->step = state.step;
     summary->begin_ns = now_ns;
     summary->end_ns = 0;
-    summary->rows = state->rows;
-    summary->phase = static_cast<u16>(state->phase);
-    summary->variant = static_cast<u16>(state->variant);
+    summary->rows = state.rows;
+    summary->phase = static_cast<u16>(state.phase);
+    summary->variant = static_cast<u16>(state.variant);
   }
-  if (program.variant_count != 1) fix_turn(program, step + 1, next_variant);
-  push_roots(program, program.variants[state->variant], state->round);
-  store_release(&device_control(program)->steps_open, step + 1);
+  if (program.variant_count != 1) fix_turn(program, state.step + 1, next_variant);
+  push_roots(program, program.variants[state.variant], state.round);
+  store_release(&device_control(program)->steps_open, state.step + 1);
 }
 
 // By whoever owns admission: advance, or the controller while idle. Opens the next step, or sets
 // idle if there is nothing to run. The controller needs no drafter: nothing was decoding.
 // sampled: what ranks compare; null: no step has ended since they did.
-GPURT_COLD void start_next_step(const Program& program, u64 now_ns,
+GPURT_COLD void start_next_step(const Program& program, u64 step, const Look& look, u64 now_ns,
                                 const Drafter& drafter = {nullptr, nullptr, 0},
                                 const u64* sampled = nullptr) {
   DeviceControl* control = device_control(program);
-  const u64 step = load_relaxed(&control->steps_open);
-  admit(program, step, now_ns);
+  admit(program, step, look, now_ns);
   u64 turn = make_turn(step_count(program, step), 0);
   if (program.variant_count != 1) turn = load_relaxed(&control->turns[step % kTurnCount]);
   const Variant& variant = program.variants[turn_variant(turn)];
@@ -436,56 +450,47 @@ GPURT_COLD void start_next_step(const Program& program, u64 now_ns,
     store_release(&control->idle, 1);
     return;
   }
-  StepState* state = step_state(program);
-  state->step = step;
-  state->rows = counts.rows;
-  state->sample_count = counts.samples;
-  state->phase = kPhasePlain;
-  state->variant = turn_variant(turn);
-  state->round = turn_round(turn);
-  state->rows_capacity = variant.rows;
-  if (program.vocab_size != 0) {
-    const RowState& first = step_rows(program)[0];
-    const SlotState& slot = at<const SlotState>(program.slots)[first.slot];
-    state->phase = first.position >= slot.prompt_tokens ? kPhaseDecode : kPhasePrefill;
-  }
+  const StepState state = {
+      step,         counts.rows, counts.samples, counts.phase, turn_variant(turn), turn_round(turn),
+      variant.rows, {}};
+  *step_state(program) = state;
   const u32 next_variant = program.variant_count == 1 ? 0 : fitting_variant(program);
   give_order(program, kOrderStep, sampled, next_variant);
-  open_step(program, step, next_variant, now_ns);
+  open_step(program, state, next_variant, now_ns);
 }
 
-GPURT_FN void harvest(const Program& program, u64 step, const Drafter& drafter, u64 now_ns) {
+GPURT_FN void harvest(const Program& program, u64 step, const Drafter& drafter, const Look& look,
+                      u64 now_ns) {
   DeviceControl* control = device_control(program);
-  const u32 cancel_count = load_acquire(&control->mirror_cancel);
-  const bool cancel_changed = cancel_count != control->cancel_seen;
-  if (cancel_changed) control->cancel_seen = cancel_count;
+  const bool cancel_changed = look.cancel != control->cancel_seen;
+  if (cancel_changed) control->cancel_seen = look.cancel;
   SlotState* slots = at<SlotState>(program.slots);
   for (u32 i = 0; i < program.slot_count; ++i)
     if (slots[i].active != 0)
       harvest_slot(program, slots[i], step, drafter, now_ns, cancel_changed);
 }
 
-// record: of the advance task.
-GPURT_FN void advance(const Program& program, const TaskRecord& record) {
+// At the end of `step`. record: of the advance task.
+GPURT_FN void advance(const Program& program, const TaskRecord& record, u64 step) {
   DeviceControl* control = device_control(program);
+  const Look look = look_at(control);
   const u64 now_ns = clock_ns();
-  const u64 step = load_relaxed(&control->steps_open) - 1;
   if (program.summary_capacity != 0) {
     StepSummary* summary = step_summary(program, step);
     summary->end_ns = now_ns;
-    mark_if_slow(control, *summary);
+    mark_if_slow(control, *summary, now_ns);
   }
   const Drafter drafter = {at<const Proposals>(record.addr[1]), at<const u32>(record.addr[2]),
                            record.param[0]};
   const bool leads = program.rank == 0;
-  if (leads) harvest(program, step, drafter, now_ns);
+  if (leads) harvest(program, step, drafter, look, now_ns);
   store_relaxed_system(&host_control(program)->heartbeat, step_count(program, step));
   if (!leads) {  // its controller opens the next step, once rank 0 says which
     store_release(&control->idle, 1);
     return;
   }
   const u64 sampled = program.rank_count > 1 ? sampled_check(program) : 0;
-  start_next_step(program, now_ns, drafter, &sampled);
+  start_next_step(program, step + 1, look, now_ns, drafter, &sampled);
 }
 
 }  // namespace gpurt

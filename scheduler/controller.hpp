@@ -144,7 +144,7 @@ GPURT_COLD void controller_follow(const Program& program, Controller& controller
     store_release(&control->exit, 1);
   } else if (kind == kOrderStep) {
     store_relaxed(&control->idle, 0);
-    open_step(program, load_relaxed(&control->steps_open), next_variant, now_ns);
+    open_step(program, *step_state(program), next_variant, now_ns);
   }
 }
 
@@ -177,7 +177,8 @@ GPURT_FN void controller_poll(const Program& program, Controller& controller) {
     controller.is_idle = 0;
     store_relaxed(&control->idle, 0);
     store_relaxed_system(&host_control(program)->idle_since_ns, 0);
-    start_next_step(program, now_ns);
+    const u64 step = load_relaxed(&control->steps_open);
+    start_next_step(program, step, look_at(control), now_ns);
     return;
   }
   const bool lingered = program.linger_ns != 0 && now_ns - controller.idle_ns >= program.linger_ns;

@@ -17,9 +17,9 @@ namespace gpurt {
 constexpr u32 kSlowBoundShift = 8;
 
 // Of prefill steps, and of all others: [0] and [1].
-GPURT_FN void mark_if_slow(DeviceControl* control, const StepSummary& summary) {
+GPURT_FN void mark_if_slow(DeviceControl* control, const StepSummary& summary, u64 end_ns) {
   u64* bound_ns = &control->slow_bound_ns[summary.phase == kPhasePrefill ? 0 : 1];
-  const u64 length_ns = summary.end_ns - summary.begin_ns;
+  const u64 length_ns = end_ns - summary.begin_ns;
   if (length_ns < *bound_ns) {
     *bound_ns -= *bound_ns >> kSlowBoundShift;
   } else {

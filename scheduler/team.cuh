@@ -162,10 +162,29 @@ __device__ __noinline__ TeamState hot_loop(TeamState state) {
   return run_hot_tasks<Body, WAY>(state);
 }
 
+// Where a line of memory begins that advance reads, one for each lane: nobody writes them meanwhile
+// but for words that it asks L2 for.
+GPURT_FN u64 line_of_advance(u64 step, u32 lane) {
+  const Program& program = gpurt_program;
+  if (lane < 2) return program.device_control + lane * 128;
+  if (lane < 4) return program.step_state + (lane - 2) * 64;
+  if (lane == 4) return reinterpret_cast<u64>(step_sampled(program));
+  if (lane == 5 && program.summary_capacity != 0)
+    return reinterpret_cast<u64>(step_summary(program, step));
+  const u32 behind = (lane - min(lane, 6u)) * 128;
+  return program.slots + (behind < program.slot_count * sizeof(SlotState) ? behind : 0);
+}
+
 // Out of line: its registers are not those of the loop over all tasks.
 __device__ __noinline__ void run_advance(u32 turn) {
+  if (threadIdx.x >= 32) return;
+  const Slot& slot = slot_of(turn);
+  // One thread would wait for each line in turn, 600 cycles each: the warp brings them into L1.
+  const u32 word = *at<const u32>(line_of_advance(slot.step, threadIdx.x));
   // A step that failed is never harvested: its tokens are not what the model said.
-  if (threadIdx.x == 0 && !is_leaving()) advance(gpurt_program, slot_of(turn).record);
+  if (threadIdx.x == 0 && !is_leaving()) advance(gpurt_program, slot.record, slot.step);
+  const u32 words = __reduce_max_sync(~0u, word);  // or the loads would be none
+  if (threadIdx.x == 0) *reinterpret_cast<volatile u32*>(shared().scratch) = words;
 }
 
 // A task whose body is not hot; its edges are met, and the team has passed a barrier since its last

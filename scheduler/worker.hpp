@@ -131,7 +131,7 @@ class Worker {
     u32 chosen = 0;
     if ((record.flags & kTaskAdvance) != 0) {
       controller_mirror(program_);
-      advance(program_, record);
+      advance(program_, record, step);
       platform_.step_opened();
     } else if (const u32 kind = platform_.run_body(record, step); kind != kFaultNone) {
       report_body(record, step, kind);

@@ -106,7 +106,7 @@ bool Pipeline::pass_edge(const TaskRecord& record, const Wait& wait,
 
 void Pipeline::run_task(const TaskRecord& record, PipelineShared::Slot& taken) {
   if ((record.flags & kTaskAdvance) != 0) {
-    if (!is_leaving()) advance(program_, record);
+    if (!is_leaving()) advance(program_, record, taken.step);
     return;
   }
   const u32 kind = world_.run_body(worker_, record, taken.step);

@@ -22,12 +22,23 @@
 //     dependent load is a trip to L2: an acquire anywhere on the SM empties its L1.
 //   - A chunk of positions is read once for all columns of a tile.
 #pragma once
-#include "attention_mma_tiles.cuh"
+#include "attention_fold.cuh"
+#include "attention_mma.cuh"
 #include "attention_output.cuh"
 #include "attention_span.hpp"
 #include "attention_waits.cuh"
 
 namespace gpurt {
+
+// Who folds: by what the cache holds.
+template <bool IS_MMA, u32 D, u32 CACHE, bool WINDOWED>
+struct AttentionFolder {
+  using Type = AttentionFold<D, CACHE, WINDOWED>;
+};
+template <u32 D, u32 CACHE, bool WINDOWED>
+struct AttentionFolder<true, D, CACHE, WINDOWED> {
+  using Type = AttentionMma<D, CACHE, WINDOWED>;
+};
 
 // CACHE is a DTypeCode. SPLIT: a task has some of the positions (attention_split.cuh). TILES: of 4
 // columns that a chunk of positions is read for; more than one has the weight ring as its scratch
@@ -36,7 +47,7 @@ template <u32 D, u32 GROUP, u32 CACHE, bool EXTRAS = false, bool SPLIT = false, 
 struct attention_of {
   static_assert(D == 64 || D == 128, "head dimensions that fill lanes of 8");
   static constexpr bool kIsMma = CACHE == kBf16 || CACHE == kE4m3;
-  using Fold = typename AttentionFolder<kIsMma, D, CACHE, EXTRAS, TILES>::Type;
+  using Fold = typename AttentionFolder<kIsMma, D, CACHE, EXTRAS>::Type;
   using Cache = typename Fold::Cache;
   using Query = typename Fold::Query;
   using Place = PlaceOf<EXTRAS>;
@@ -64,10 +75,8 @@ struct attention_of {
 
   static constexpr u32 kPartials = kParked * kPartialFloats<D>;
   // Whose tiles are a warp's each keep that elsewhere (attention_alone.cuh).
-  static constexpr bool kIsAlone = TILES != 1 && !SPLIT && kIsMma;
-  static constexpr u32 kWarpFloats = kIsAlone                ? 4
-                                     : TILES == 1 || !kIsMma ? kPartials
-                                                             : TILES * kSumsFloats<D>;
+  static constexpr bool kIsAlone = TILES != 1 && kIsMma;
+  static constexpr u32 kWarpFloats = kIsAlone ? 4 : kPartials;
 
   // Where a warp is. What lives over calls lies here: a local variable would lie in local memory,
   // which each acquire on the SM throws out of L1.
@@ -366,15 +375,8 @@ struct attention_of {
     f32* to = scratch().partial[warp];
     if constexpr (kIsMma) {
       const Query* query = scratch().query[tile.row - first][tile.head];
-      if constexpr (TILES == 1) {
-        Fold::fold(cache, tile, bounds_of(tile, 0, lane), query, GROUP, start, lane, view(), to,
-                   waits);
-      } else {
-        AttentionBounds bounds[TILES];
-#pragma unroll
-        for (u32 t = 0; t < TILES; ++t) bounds[t] = bounds_of(tile, t, lane);
-        Fold::fold(cache, tile, bounds, query, GROUP, start, lane, to);
-      }
+      Fold::fold(cache, tile, bounds_of(tile, 0, lane), query, GROUP, start, lane, view(), to,
+                 waits);
     } else {
 #pragma unroll 1
       for (u32 i = 0; i < tile.columns(); ++i, to += kPartialFloats<D>) {

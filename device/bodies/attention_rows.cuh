@@ -54,10 +54,10 @@ struct attention_rows_of {
   }
 
   GPURT_FN static void attend() {
-    if constexpr (SPLIT) {
-      attention_split_of<D, GROUP, CACHE, EXTRAS, kTiles>::attend();
-    } else if constexpr (Whole::kIsAlone) {
+    if constexpr (Whole::kIsAlone) {
       attend_alone();
+    } else if constexpr (SPLIT) {
+      attention_split_of<D, GROUP, CACHE, EXTRAS, kTiles>::attend();
     } else {
       Whole::attend();
     }
@@ -66,12 +66,12 @@ struct attention_rows_of {
   // As many rows at a time as there is room for queries.
   GPURT_FN static void attend_alone() {
     const AttentionShape& s = Whole::shape();
+    using Alone = AttentionAlone<Whole, D, GROUP, CACHE, EXTRAS, SPLIT>;
 #pragma unroll 1
     for (u32 first = s.row_begin; first < s.row_end; first = Whole::queries_end(first)) {
       const u32 end = Whole::queries_end(first);
       Whole::make_vectors(Crew::team(), 0, first, end - first);
       team_sync();
-      using Alone = AttentionAlone<Whole, D, GROUP, CACHE, EXTRAS>;
       static_assert(Alone::kScratch <= kRingBytes);
       Alone::attend(first, end);
       team_sync();

@@ -19,10 +19,6 @@ constexpr f32 kNothingSeen = -3.0e38f;  // finite: a difference of two is 0, not
 template <u32 D>
 constexpr u32 kPartialFloats = D + 4;
 
-// Of sums in registers that wait in shared memory: what a warp keeps of one four of columns.
-template <u32 D>
-constexpr u32 kSumsFloats = 32 * (D / 4 + 4);
-
 // Heads [head, head + heads) of rows [row, row + rows), which are of one slot. They see positions
 // from `seen` on, up to `end`; each row its own part of them.
 struct alignas(16) AttentionTile {

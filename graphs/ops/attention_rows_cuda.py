@@ -69,18 +69,21 @@ def tile_rows(op: Operator, target: Target) -> list[Tile]:
     """Rows of a kv head, with all of its query heads."""
     args, (kv_heads, head_dim) = op.args, _heads(op)
     rows, group = args["q"].shape[0], int(op.params["heads"]) // kv_heads
-    count = min(rows, max(1, target.workers // kv_heads))
+    count = min(rows, max(1, target.workers // kv_heads, -(-rows // ROWS_MAX)))
     has_spans = "partials" in args
     tiles = []
-    for head in range(kv_heads):
-        first, last = head * group * head_dim, (head + 1) * group * head_dim
-        shared = [part(args[name], 1, head, head + 1) for name in ("k_cache", "v_cache")]
-        shared += [args[name] for name in ("page_table", "rope", "qk_norm") if name in args]
-        for own in shares(rows, count):
-            of_rows, reads = part(args["q"], 0, *own), list(shared)
+    # The last rows see most: a worker with two tasks has one of those, then one of the others.
+    of_rows = shares(rows, count)
+    early = count // 2 if count * kv_heads > target.workers else 0
+    for own in [*reversed(of_rows[early:]), *of_rows[:early]]:
+        for head in range(kv_heads):
+            first, last = head * group * head_dim, (head + 1) * group * head_dim
+            shared = [part(args[name], 1, head, head + 1) for name in ("k_cache", "v_cache")]
+            shared += [args[name] for name in ("page_table", "rope", "qk_norm") if name in args]
+            of_q, reads = part(args["q"], 0, *own), list(shared)
             for half in range(2 if op.params["gated"] else 1):
                 base = half * kv_heads * group * head_dim
-                reads.append(columns(of_rows, base + first, base + last))
+                reads.append(columns(of_q, base + first, base + last))
             if has_spans:
                 write = part(part(args["partials"], 0, *own), 1, head, head + 1)
             else:

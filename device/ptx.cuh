@@ -118,6 +118,23 @@ GPURT_FN void bulk_copy_to_shared(u32 to, u64 from, u32 bytes, u32 barrier) {
       "l"(from), "r"(bytes), "r"(barrier), "l"(once)
       : "memory");
 }
+// Both by the lanes that say so, of a warp whose lanes all come here: what a branch would take
+// apart while products of four warps are under way.
+GPURT_FN void mbarrier_arrive_expect_if(bool arrives, u32 barrier, u32 bytes) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n"
+      "@p mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;\n}" ::"r"(barrier),
+      "r"(bytes), "r"(u32{arrives})
+      : "memory");
+}
+GPURT_FN void bulk_copy_to_shared_if(bool copies, u32 to, u64 from, u32 bytes, u32 barrier) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n"
+      "@p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];\n}" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "r"(u32{copies})
+      : "memory");
+}
 // Into L2, for loads that come later. Aligned to 16, bytes a multiple of 16; nothing waits for it.
 GPURT_FN void prefetch_to_l2(u64 from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
@@ -340,40 +357,45 @@ GPURT_FN void mma_m16n8k16_bf16(f32 (&d)[4], const uint4& a, u32 b0, u32 b1) {
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-// The same in products of four warps, 64 x 32 and k = 16: a warp has 16 rows of a, and sums, as
-// above; b lies in shared memory. Bits are those of mma.sync (tools/LOG.md). Asynchronous:
-// registers of d and a belong to it from warps_mma_begin() to warps_mma_wait(), and what is done
-// with d stays outside by naming it there.
-GPURT_FN void pin(f32 (&d)[4][4]) {
-  asm volatile(""
-               : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]),
-                 "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]),
-                 "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]),
-                 "+f"(d[3][3])::"memory");
+// The same in products of four warps, 64 x 64 and k = 16, of operands in shared memory: a warp has
+// 16 rows of a, and sums, as above. Bits are those of mma.sync (tools/LOG.md). Asynchronous:
+// registers of d belong to it from warps_mma_begin() to warps_mma_wait(), and what is done with d
+// stays outside by naming it there.
+GPURT_FN void pin(f32 (&d)[8][4]) {
+#pragma unroll
+  for (u32 n = 0; n < 8; ++n)
+    asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
 }
-GPURT_FN void warps_mma_begin(f32 (&first)[4][4], f32 (&second)[4][4]) {
-  pin(first), pin(second);
+GPURT_FN void warps_mma_begin(f32 (&d)[8][4]) {
+  pin(d);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-GPURT_FN void warps_mma_wait(f32 (&first)[4][4], f32 (&second)[4][4]) {
-  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-  pin(first), pin(second);
+GPURT_FN void warps_mma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// b for it: cores of 8 step rows x 8 columns, 128 bytes; how far the next 8 columns lie, and rows.
+GPURT_FN void warps_mma_wait(f32 (&d)[8][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  pin(d);
+}
+// An operand: cores of 8 rows x 8 columns, 128 bytes; how far the next 8 columns lie, and rows.
 GPURT_FN u64 warps_mma_operand(u32 at, u32 columns_apart, u32 rows_apart) {
   const u32 low = (at & 0x3FFFF) >> 4 | (columns_apart >> 4) << 16;
   return u64{rows_apart >> 4} << 32 | low;
 }
-GPURT_FN void warps_mma_m64n32k16_bf16(f32 (&d)[4][4], const uint4& a, u64 b) {
+GPURT_FN void warps_mma_m64n64k16_bf16(f32 (&d)[8][4], u64 a, u64 b) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
+      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n}"
       : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
         "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b)
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
+        "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
+        "+f"(d[7][2]), "+f"(d[7][3])
+      : "l"(a), "l"(b)
       : "memory");
 }
 // Transposes an 8 x 8 matrix of 16-bit elements; lane (g, c) holds 2c and 2c + 1 of row g.

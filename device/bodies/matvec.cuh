@@ -3,8 +3,8 @@
 // The contract is in graphs/ops/matvec.py, the packing in graphs/ops/packing.py, tiles in
 // graphs/ops/matvec_cuda.py. A task computes R x 16 rows of W, R in {1, 2, 4, 8, 16}:
 //
-//   unit      16 rows of W x 64 columns, 2 KB, in the order in which a warp's four
-//             mma.m16n8k16 read it: lane (g = lane / 4, c = lane % 4) owns columns 16c .. 16c+15
+//   unit      16 rows of W x 64 columns, 2 KB, in cores of 8 x 8 of a warp's four
+//             mma.m16n8k16 (ldmatrix): lane (g = lane / 4, c = lane % 4) owns columns 16c .. 16c+15
 //   stage     16 units = R row tiles x 16/R column chunks; unit v belongs to virtual warp v
 //   v         row tile v % R, K group v / R: chunks v / R, v / R + 16/R, ... of 64 columns
 //
@@ -37,7 +37,7 @@ struct matvec : MatvecTask {
   GPURT_FN static void read_unit(u32 unit_address, uint4 (&unit)[4]) {
 #pragma unroll
     for (u32 j = 0; j < 4; ++j)
-      unit[j] = ld_shared_b128(unit_address + j * 512 + threadIdx.x % 32 * 16);
+      unit[j] = ld_shared_matrices(unit_address + place_in_unit() + j * kMmaBytes);
   }
 
   // Two chains: a dependent mma costs its whole latency.
@@ -103,7 +103,7 @@ struct matvec : MatvecTask {
       if ((s.flags & kXPayload) != 0) w.x.wait(set, w.step);
       w.stall += wait_stage(cursor);
       const u32 unit = shared_address(shared().ring[cursor.stage]) + threadIdx.x / 32 * kUnitBytes +
-                       threadIdx.x % 32 * 16;
+                       place_in_unit();
       u32 read = 0;
 #pragma unroll
       for (u32 i = 0; i < Activations::kLoads; ++i) {
@@ -113,7 +113,7 @@ struct matvec : MatvecTask {
 #pragma unroll
         for (u32 j = 0; j < kEach; ++j) {
           const u32 at = i * kEach + j;
-          const uint4 part = ld_shared_b128(unit + at * 512);
+          const uint4 part = ld_shared_matrices(unit + at * kMmaBytes);
           read = part.x;  // loads of shared memory come back in order
 #pragma unroll
           for (u32 t = 0; t < kTiles; ++t) {
@@ -150,13 +150,14 @@ struct matvec : MatvecTask {
                    make_uint4(pair[0][0], pair[0][1], pair[1][0], pair[1][1]));
     bar_sync(kBodyBarrier + warp / kShare, kShare * 32);
     w.stall += wait_stage(cursor);
-    const u32 unit = shared_address(shared().ring[cursor.stage]) + warp * kUnitBytes + own;
+    const u32 unit =
+        shared_address(shared().ring[cursor.stage]) + warp * kUnitBytes + place_in_unit();
     const bool valid = w.chunk < s.chunks;
     u32 read = 0;
 #pragma unroll
     for (u32 j = 0; j < kShare; ++j) {
       const uint4 x = ld_shared_b128(room + (warp / kShare * kShare + j) * 512 + own);
-      const uint4 part = ld_shared_b128(unit + j * 512);
+      const uint4 part = ld_shared_matrices(unit + j * kMmaBytes);
       read = part.x;
       if (valid) {
         mma_m16n8k16_bf16(w.sum[0][j % 2], part, x.x, x.y);

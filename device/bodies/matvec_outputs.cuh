@@ -12,6 +12,14 @@
 namespace gpurt {
 
 struct MatvecTask {
+  // A unit of W: for each 8 of its rows, for each mma, two cores of 8 rows x 8 columns.
+  static constexpr u32 kCoreBytes = 128, kMmaBytes = 256, kHighBytes = 1024;
+  // The row that this lane names when its warp reads an mma's four cores.
+  GPURT_FN static u32 place_in_unit() {
+    const u32 lane = threadIdx.x % 32;
+    return lane / 8 % 2 * kHighBytes + lane / 16 * kCoreBytes + lane % 8 * 16;
+  }
+
   enum Epilogue : u32 { kPlain = 0, kSwiglu = 1 };
   enum Arg : u32 { kArgX, kArgW, kArgNorm, kArgResidual, kArgY };
   enum Param : u32 {

@@ -1,4 +1,4 @@
-// matvec on the GPU for steps of many rows: up to 64 rows of W by up to 128 step rows a task.
+// matvec on the GPU for steps of many rows: units of 64 rows of W by 128 step rows.
 //
 // The contract is in graphs/ops/matvec_wide_cuda.py: x comes from matvec_input, in the order of the
 // tensor cores, and with a norm a factor for each row. W lies as smaller steps have it, and every
@@ -13,48 +13,35 @@
 // (kTaskRing): the team copies chunks of W and of x there itself, kDepth of them at a time, since
 // copies of 2 KB are too many for the loader's one lane.
 //
-//   warp (tile, quarter) = 16 rows of W by 32 step rows; four warps of a quarter, a wgmma of 64 x
-//   32 stage of 64 columns  = 4 units of W of 2 KB, 16 of x of 1 KB
+//   warp (tile, quarter)  = 16 rows of W by 32 step rows
+//   stage of 64 columns   = 4 units of W of 2 KB, 16 of x of 1 KB
 //
-// W's units are wgmma's A in registers, x's cores its B in shared memory, and its sums have the
-// bits of mma.sync (tools/LOG.md), which other architectures and teams of one warp use.
-// Floor of a chunk and SM: 256 cycles of wgmma; 72 KB through shared memory's port (576 cycles: W
-// once for each quarter, x once, and both on their way in); 24 KB from L2 (350).
+// By wgmma, both operands are cores in shared memory. Four warps of a quarter make one of the two
+// mma chains, of both quarters of their half: a product of 64 x 64 asks less of shared memory than
+// two of 64 x 32. At a group's end the two quarters swap what is the other's. Its sums have the
+// bits of mma.sync (tools/LOG.md), which other architectures and teams of one warp use. Floor of a
+// chunk and SM: 256 cycles of wgmma; 56 KB through shared memory's port (448 cycles: W twice, x
+// once, and both on their way in); 24 KB from L2 (350).
 #pragma once
-#include "matvec_input.cuh"
+#include "matvec_wide_outputs.cuh"
 #include "ring_body.cuh"
 
 namespace gpurt {
 
-struct matvec_wide : RingBody<matvec_wide> {
-  using T = MatvecTask;
-  static constexpr u32 kWarps = 16;      // at work on a task, whatever the team
-  static constexpr u32 kTiles = 4;       // of 16 rows of W
-  static constexpr u32 kStepTiles = 16;  // of 8 step rows
-  static constexpr u32 kOwn = 4;         // of them, a warp's
+struct matvec_wide : RingBody<matvec_wide>, MatvecWide {
+  static constexpr u32 kUnitsMax = 16;
   static constexpr u32 kUnitW = 2048, kUnitX = 1024;
   static constexpr u32 kCoreX = 128;  // 8 step rows x 8 columns
   static constexpr bool kByFour = GPURT_WGMMA != 0 && kTeamWarps >= kTiles;  // warps, by wgmma
   static constexpr bool kInKernel = kByFour;                                 // scheduler/team.cuh
   static constexpr u32 kStage = kTiles * kUnitW + kStepTiles * kUnitX;
   // A number for each output: of chains that are done. There are two such places, in the scratch
-  // and behind the stages.
+  // and behind the stages, and by wgmma one more, for what quarters swap.
   static constexpr u32 kParked = kTiles * 16 * kStepTiles * 8 * 4;
-  static constexpr u32 kDepth = (kRingBytes - kParked) / kStage;
+  static constexpr u32 kPlaces = kByFour ? 3 : 2;
+  static constexpr u32 kBehind = (kPlaces - 1) * kParked;  // the stages
+  static constexpr u32 kDepth = (kRingBytes - kBehind) / kStage;
   static_assert(kDepth >= 3 && kParked <= kScratchBytes);
-
-  // How K is cut: its groups are added in chains of 2^chain_log2.
-  struct Cut {
-    u32 chunks, groups, groups_log2, chain_log2;
-  };
-
-  // What all lanes share.
-  struct Job {
-    Cut cut;
-    u32 tiles, rows;       // of W, and of the step, that are there
-    u32 first, size_log2;  // row tile in its packed tile, and how many that one has
-    u64 w, x;
-  };
 
   // Chunks as they are taken: group by group, chain by chain.
   struct Order {
@@ -69,9 +56,10 @@ struct matvec_wide : RingBody<matvec_wide> {
   };
 
   __device__ static void run(const TaskRecord& task, const BodyContext&) {
-    if (task.tile[2] >= all_rows(task)) return;  // all threads
+    const Job job = job_of(task);
+    if (job.units == 0) return;  // all threads
 #pragma unroll 1
-    for (u32 warp = threadIdx.x / 32; warp < kWarps; warp += kTeamWarps) multiply(task, warp);
+    for (u32 warp = threadIdx.x / 32; warp < kWarps; warp += kTeamWarps) multiply(task, job, warp);
   }
 
  private:
@@ -92,39 +80,50 @@ struct matvec_wide : RingBody<matvec_wide> {
     job.cut.groups = 16 / size;
     job.cut.groups_log2 = 31 - __clz(static_cast<i32>(job.cut.groups));
     job.tiles = (task.tile[1] - task.tile[0] + 15) / 16;
-    job.rows = min(task.tile[3], all_rows(task)) - task.tile[2];
+    job.rows = all_rows(task);
+    job.blocks = (job.rows + kBlock - 1) / kBlock;
+    job.before = min(task.tile[2] / kBlock, job.blocks);
+    const u32 behind = job.blocks - min((task.tile[3] + kBlock - 1) / kBlock, job.blocks);
+    job.units = (job.tiles + kTiles - 1) / kTiles * job.blocks - job.before - behind;
     job.first = tile - begin;
     job.size_log2 = 31 - __clz(static_cast<i32>(size));
     job.cut.chain_log2 = job.size_log2 < 2 ? 2 - job.size_log2 : 0;
     job.w = task.addr[T::kArgW] + u64{begin} * job.cut.chunks * kUnitW;
-    job.x = task.addr[T::kArgX] + u64{task.tile[2] / 8} * job.cut.chunks * kUnitX;  // whole blocks
+    job.x = task.addr[T::kArgX];
     return job;
   }
 
-  // One of the four that bring a chunk: a row tile of W, and a quarter of x.
-  struct Copies {
+  // One of the four that bring a chunk of a unit: a row tile of W, and a quarter of x.
+  struct alignas(16) Copies {
     u64 w, x;  // of chunk 0
-    u32 bytes_w, bytes_x, apart;
+    u32 bytes_w, bytes_x, bytes;
+    u32 apart;  // from one chunk of W to the next
 
-    GPURT_FN static Copies of(const Job& job, u32 part) {
+    GPURT_FN static Copies of(const Job& job, u32 unit, u32 part) {
       // Packed tiles lie one after another; in each, chunks, and of each its row tiles.
-      const u32 tile = job.first + part, inside = tile & ((1u << job.size_log2) - 1);
-      const u32 unit = (tile >> job.size_log2) * job.cut.chunks << job.size_log2 | inside;
-      const u32 tiles = (job.rows + 7) / 8, before = part * kOwn;
+      const u32 number = job.before + unit, block = number % job.blocks;
+      const u32 of_w = number / job.blocks * kTiles + part;
+      const u32 tile = job.first + of_w, inside = tile & ((1u << job.size_log2) - 1);
+      const u32 place = (tile >> job.size_log2) * job.cut.chunks << job.size_log2 | inside;
+      const u32 tiles = (min(job.rows - block * kBlock, kBlock) + 7) / 8, before = part * kOwn;
       Copies c;
-      c.w = job.w + u64{unit} * kUnitW, c.x = job.x + before * kUnitX;
-      c.bytes_w = part < job.tiles ? kUnitW : 0;
+      c.w = job.w + u64{place} * kUnitW;
+      c.x = job.x + (u64{block} * job.cut.chunks * kStepTiles + before) * kUnitX;
+      c.bytes_w = of_w < job.tiles ? kUnitW : 0;
       c.bytes_x = before < tiles ? min(tiles - before, kOwn) * kUnitX : 0;
-      c.apart = kUnitW << job.size_log2;  // from one chunk of W to the next
+      c.bytes = c.bytes_w + c.bytes_x;
+      c.apart = kUnitW << job.size_log2;
       return c;
     }
-    GPURT_FN void send(u32 part, u32 chunk, u32 stage, u32 full) const {
-      mbarrier_arrive_expect(full, bytes_w + bytes_x);
-      if (bytes_w != 0)
-        bulk_copy_to_shared(stage + part * kUnitW, w + u64{chunk} * apart, bytes_w, full);
-      if (bytes_x != 0)
-        bulk_copy_to_shared(stage + kTiles * kUnitW + part * kOwn * kUnitX,
-                            x + u64{chunk} * kStepTiles * kUnitX, bytes_x, full);
+    // By the lane that says so. at: a shared address of one.
+    GPURT_FN static void send(bool sends, u32 at, u32 part, u32 chunk, u32 stage, u32 full) {
+      const uint4 from = ld_shared_b128(at), how = ld_shared_b128(at + 16);
+      const u64 w = (u64{from.y} << 32 | from.x) + u64{chunk} * how.w;
+      const u64 x = (u64{from.w} << 32 | from.z) + u64{chunk} * kStepTiles * kUnitX;
+      mbarrier_arrive_expect_if(sends, full, how.z);
+      bulk_copy_to_shared_if(sends && how.x != 0, stage + part * kUnitW, w, how.x, full);
+      bulk_copy_to_shared_if(sends && how.y != 0, stage + kTiles * kUnitW + part * kOwn * kUnitX, x,
+                             how.y, full);
     }
   };
 
@@ -132,26 +131,26 @@ struct matvec_wide : RingBody<matvec_wide> {
   struct Room {
     u64 full[kDepth], empty[kDepth];  // mbarriers of stages
     Job job;
-    Copies copies[kTiles];
-    u16 order[1];  // the chunk that is taken as number i
+    Copies copies[kUnitsMax][kTiles];
+    u32 order[1];  // chunk and unit << 16 behind which i are left
   };
-  static constexpr u32 kChunksMax = (kRingBytes - kDepth * kStage - kParked - sizeof(Room)) / 2;
-  static_assert(kChunksMax >= 1024);  // graphs/ops/matvec_wide_cuda.py refuses more columns
+  static constexpr u32 kOrderMax = (kRingBytes - kDepth * kStage - kBehind - sizeof(Room)) / 4;
+  static_assert(kOrderMax >= 1024);  // as graphs/ops/matvec_wide_cuda.py cuts tasks
   GPURT_FN static Room& room() {
-    return *reinterpret_cast<Room*>(shared().ring[0] + kDepth * kStage + kParked);
+    return *reinterpret_cast<Room*>(shared().ring[0] + kDepth * kStage + kBehind);
   }
   // Anew for each task: the ring is not ours between two.
   GPURT_FN static void open_room(const Job& job) {
     const Cut& cut = job.cut;
-    u16* order = room().order;
-    for (u32 at = threadIdx.x; at < cut.groups; at += kTeamThreads) {
-      u32 first = 0;
-      for (u32 i = 0; i < at; ++i) first += Order::chunks(cut, i);
-      const u32 group = Order::group(cut, at);
-      for (u32 chunk = group; chunk < cut.chunks; chunk += cut.groups)
-        order[first++] = static_cast<u16>(chunk);
+    for (u32 i = threadIdx.x; i < job.units * cut.groups; i += kTeamThreads) {
+      const u32 unit = i >> cut.groups_log2, at = i & (cut.groups - 1);
+      u32* order = room().order + (job.units - unit) * cut.chunks - 1;
+      for (u32 j = 0; j < at; ++j) order -= Order::chunks(cut, j);
+      for (u32 chunk = Order::group(cut, at); chunk < cut.chunks; chunk += cut.groups)
+        *order-- = chunk | unit << 16;
     }
-    if (threadIdx.x < kTiles) room().copies[threadIdx.x] = Copies::of(job, threadIdx.x);
+    for (u32 i = threadIdx.x; i < job.units * kTiles; i += kTeamThreads)
+      room().copies[i / kTiles][i % kTiles] = Copies::of(job, i / kTiles, i % kTiles);
     if (threadIdx.x == 0) {
       room().job = job;
       for (u32 i = 0; i < kDepth; ++i) {
@@ -197,83 +196,97 @@ struct matvec_wide : RingBody<matvec_wide> {
       __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(empty());
     }
-    // Chunk `number` of the order: four warps by turns, a lane each.
-    GPURT_FN void send(u32 number) const {
+    // The chunk behind which `left` are: four warps by turns, a lane each.
+    GPURT_FN void send(u32 left) const {
       const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-      const u32 part = kTeamWarps == 1 ? lane : warp % kTiles;
-      if (kTeamWarps == 1 ? lane >= kTiles
-                          : lane != 0 || warp / kTiles != number % (kTeamWarps / kTiles))
-        return;
-      const u32 chunk = room().order[number];
+      if (kTeamWarps != 1 && warp / kTiles != left % (kTeamWarps / kTiles)) return;  // whole warps
+      const u32 part = kTeamWarps == 1 ? lane % kTiles : warp % kTiles;
+      const u32 next = room().order[left];
       wait(empty());  // of a fresh stage: the phase before the first, which is over
-      room().copies[part].send(part, chunk, at(), full());
+      Copies::send(kTeamWarps == 1 ? lane < kTiles : lane == 0,
+                   shared_address(room().copies) + ((next >> 16) * kTiles + part) * sizeof(Copies),
+                   part, next & 0xFFFF, at(), full());
     }
   };
 
-  using Sums = f32[kOwn][4];
+  // Two mma chains of these; by wgmma, inside a group, one chain of two quarters.
+  using Chains = f32[2 * kOwn][4];
 
-  GPURT_FN static void multiply(const TaskRecord& task, u32 warp) {
-    const Job job = job_of(task);
-    const Cut cut = job.cut;
-    // Four warps stay together, also where W ends.
-    const bool works =
-        (kByFour || warp % kTiles < job.tiles) && warp / kTiles * kOwn * 8 < job.rows;
-    Sums sum[2] = {}, chain;
-    restart(cut, chain);
+  GPURT_FN static void multiply(const TaskRecord& task, const Job& job, u32 warp) {
     open_room(job);
+    // What the loop over chunks does not need lies in shared memory: registers are few.
+    const Job& own = room().job;
+    const Cut& cut = own.cut;
     Turn turn{0, 1};
-    u32 sent = 0;
+    u32 left = own.units * cut.chunks;  // to multiply
 #pragma unroll 1
-    for (; sent != min(kDepth - 1, cut.chunks); ++sent, turn = turn.next()) turn.send(sent);
+    for (u32 i = 1; i <= min(kDepth - 1, left); ++i, turn = turn.next()) turn.send(left - i);
     turn = {0, 0};
+    turn.wait(turn.full());
 #pragma unroll 1
-    for (u32 at = 0; at < cut.groups; ++at) {
+    for (u32 unit = 0; unit < own.units; ++unit) {
+      Chains sum = {};
+      Sums chain;
+      restart(cut, chain);
 #pragma unroll 1
-      for (u32 left = Order::chunks(cut, at); left != 0; --left) {
-        turn.wait(turn.full());
-        if (kByFour || works) add_chunk(turn.at(), warp, sum);
-        turn.leave();
-        if (sent < cut.chunks) turn.last().send(sent++);
-        turn = turn.next();
+      for (u32 at = 0; at < cut.groups; ++at) {
+#pragma unroll 1
+        for (u32 of_group = Order::chunks(cut, at); of_group != 0; --of_group) {
+          // Four warps stay together, also where W ends.
+          if (kByFour || Place::works(own, unit, warp)) begin_chunk(turn.at(), warp, sum);
+          // Meanwhile the next one comes, and copies go out into the stage that was left before.
+          const Turn next = turn.next();
+          if (left > 1) next.wait(next.full());
+          if (left >= kDepth) turn.last().send(left - kDepth);
+          if constexpr (kByFour) warps_mma_wait(sum);
+          turn.leave();
+          turn = next;
+          --left;
+        }
+        if constexpr (kByFour) swap(warp, sum);
+        close_group(cut, at, warp, sum, chain);
       }
-      if (works) close_group(cut, at, warp, sum, chain);
+      finish(task, own, unit, warp, chain);
     }
-    if (works) finish(task, room().job, warp, chain);
     close_room();
   }
 
-  // Two mma of each half of a chunk, one a chain: in the order of MatvecActivations' pairs.
-  GPURT_FN static void add_chunk(u32 stage, u32 warp, Sums (&sum)[2]) {
-    const u32 lane = threadIdx.x % 32 * 16;
-    const u32 w = stage + warp % kTiles * kUnitW + lane;
-    const u32 x = stage + kTiles * kUnitW + warp / kTiles * kOwn * kUnitX;
+  // Two mma of each half of a chunk, one a chain, in the order of MatvecActivations' pairs. By four
+  // warps they are under way then, those of one chain.
+  GPURT_FN static void begin_chunk(u32 stage, u32 warp, Chains& sum) {
+    const u32 of_x = stage + kTiles * kUnitW;
     if constexpr (kByFour) {
-      uint4 rows[4];
+      const u32 half = warp / (2 * kTiles), first = warp / kTiles % 2 * T::kMmaBytes;
+      const u64 rows = warps_mma_operand(stage + first, T::kCoreBytes, T::kHighBytes);
+      const u64 columns =
+          warps_mma_operand(of_x + half * 2 * kOwn * kUnitX + first, kCoreX, kUnitX);
+      warps_mma_begin(sum);
 #pragma unroll
-      for (u32 i = 0; i < 4; ++i) rows[i] = ld_shared_b128(w + i * 512);
-      const u64 columns = warps_mma_operand(x, kCoreX, kUnitX);
-      warps_mma_begin(sum[0], sum[1]);
-#pragma unroll
-      for (u32 i = 0; i < 4; ++i)
-        warps_mma_m64n32k16_bf16(sum[i % 2], rows[i], columns + i * (2 * kCoreX / 16));
-      warps_mma_wait(sum[0], sum[1]);
+      for (u32 i = 0; i < 2; ++i)
+        warps_mma_m64n64k16_bf16(sum, rows + i * (2 * T::kMmaBytes / 16),
+                                 columns + i * (4 * kCoreX / 16));
+      warps_mma_commit();
       return;
     }
+    const u32 w = stage + warp % kTiles * kUnitW + T::place_in_unit();
+    const u32 x = of_x + warp / kTiles * kOwn * kUnitX + threadIdx.x % 32 * 16;
 #pragma unroll
     for (u32 h = 0; h < 2; ++h) {
-      const uint4 first = ld_shared_b128(w + h * 1024), second = ld_shared_b128(w + h * 1024 + 512);
+      const uint4 first = ld_shared_matrices(w + 2 * h * T::kMmaBytes),
+                  second = ld_shared_matrices(w + (2 * h + 1) * T::kMmaBytes);
 #pragma unroll
       for (u32 n = 0; n < kOwn; ++n) {
-        const uint4 v = ld_shared_matrices(x + n * kUnitX + h * 512 + lane);
-        mma_m16n8k16_bf16(sum[0][n], first, v.x, v.y);
-        mma_m16n8k16_bf16(sum[1][n], second, v.z, v.w);
+        const uint4 v = ld_shared_matrices(x + n * kUnitX + h * 512);
+        mma_m16n8k16_bf16(sum[n], first, v.x, v.y);
+        mma_m16n8k16_bf16(sum[kOwn + n], second, v.z, v.w);
       }
     }
   }
 
-  // What this thread keeps of its outputs in one of two places.
+  // What this thread keeps of its outputs in one of the places.
   GPURT_FN static float4* parked(u32 place, u32 warp, u32 n) {
-    u8* base = place == 0 ? shared().scratch : shared().ring[0] + kDepth * kStage;
+    u8* base =
+        place == 0 ? shared().scratch : shared().ring[0] + kDepth * kStage + (place - 1) * kParked;
     return reinterpret_cast<float4*>(base) + n * kWarps * 32 + warp * 32 + threadIdx.x % 32;
   }
   GPURT_FN static void put(u32 place, u32 warp, const Sums& from) {
@@ -290,6 +303,26 @@ struct matvec_wide : RingBody<matvec_wide> {
     }
   }
 
+  // What the other quarter's warp has of this one's outputs for what this one has of the other's.
+  GPURT_FN static void swap(u32 warp, Chains& sum) {
+    if (warp / kTiles % 2 == 0) {
+      swap_own(warp, *reinterpret_cast<Sums*>(sum + kOwn));
+    } else {
+      swap_own(warp, *reinterpret_cast<Sums*>(sum));
+    }
+  }
+  GPURT_FN static void swap_own(u32 warp, Sums& sum) {
+    const u32 pair = kBodyBarrier + warp / (2 * kTiles) * kTiles + warp % kTiles;
+    bar_sync(pair, 64);  // the other has taken what was put before
+    put(2, warp, sum);
+    bar_sync(pair, 64);
+#pragma unroll
+    for (u32 n = 0; n < kOwn; ++n) {
+      const float4 v = *parked(2, warp ^ kTiles, n);
+      sum[n][0] = v.x, sum[n][1] = v.y, sum[n][2] = v.z, sum[n][3] = v.w;
+    }
+  }
+
   // A chain of one group is that, whatever the sign of its zero: -0 + v = v for every v.
   GPURT_FN static void restart(const Cut& cut, Sums& chain) {
 #pragma unroll
@@ -300,14 +333,14 @@ struct matvec_wide : RingBody<matvec_wide> {
   }
 
   // As MatvecTask::sum_groups adds them. After the last group `chain` is the sum of all.
-  GPURT_FN static void close_group(const Cut& cut, u32 at, u32 warp, Sums (&sum)[2], Sums& chain) {
+  GPURT_FN static void close_group(const Cut& cut, u32 at, u32 warp, Chains& sum, Sums& chain) {
     const u32 number = at >> cut.chain_log2;  // of its chain
 #pragma unroll
     for (u32 n = 0; n < kOwn; ++n) {
 #pragma unroll
       for (u32 i = 0; i < 4; ++i) {
-        chain[n][i] += sum[0][n][i] + sum[1][n][i];
-        sum[0][n][i] = sum[1][n][i] = 0;
+        chain[n][i] += sum[n][i] + sum[kOwn + n][i];
+        sum[n][i] = sum[kOwn + n][i] = 0;
       }
     }
     if ((at + 1) >> cut.chain_log2 == number) return;
@@ -317,127 +350,6 @@ struct matvec_wide : RingBody<matvec_wide> {
     if (at + 1 == cut.groups) return;
     put(place, warp, chain);
     restart(cut, chain);
-  }
-
-  // Where this thread's outputs lie: rows g and g + 8 of W of step rows 2c and 2c + 1 of each tile.
-  // Of pairs it has one: that of row g, or the one eight rows on where g is odd.
-  struct Place {
-    u32 row, of_w, rows, all_of_w;  // its first ones in the task, and how many are there
-    u32 width, paired;
-    u64 first;
-
-    GPURT_FN static Place of(const TaskRecord& task, const Job& job, u32 warp) {
-      const u32 paired = task.param[T::kEpilogue] == T::kSwiglu ? 1 : 0;
-      const u32 row = warp / kTiles * kOwn * 8 + threadIdx.x % 4 * 2, g = threadIdx.x % 32 / 4;
-      const u32 of_w = warp % kTiles * 16 + g + (paired & g) * 7,
-                width = task.param[T::kN] >> paired;
-      const u64 first = u64{task.tile[2] + row} * width + ((task.tile[0] + of_w) >> paired);
-      return {row, of_w, job.rows, task.tile[1] - task.tile[0], width, paired, first};
-    }
-    GPURT_FN bool has(u32 n, u32 i) const {
-      return row + n * 8 + i % 2 < rows && of_w + i / 2 * 8 < all_of_w;
-    }
-    GPURT_FN u64 at(u32 n, u32 i) const { return first + (n * 8 + i % 2) * width + i / 2 * 8; }
-  };
-
-  GPURT_FN static void finish(const TaskRecord& task, const Job& job, u32 warp, Sums& value) {
-    const Place place = Place::of(task, job, warp);
-    if (task.addr[T::kArgNorm] != 0) scale_rows(task, job, place, value);
-    if constexpr (kMatvecScaled) {
-#pragma unroll
-      for (u32 n = 0; n < kOwn; ++n) {
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) value[n][i] = scaled(task, value[n][i]);
-      }
-    }
-    if (place.paired != 0) {
-      join_pairs(value);
-      add_and_store<2>(task, place, value);
-    } else {
-      add_and_store<4>(task, place, value);
-    }
-  }
-
-  // Lanes of a gate and of its up part share the pairs of both their rows: [n][0] and [n][1].
-  GPURT_FN static void join_pairs(Sums& value) {
-    const bool has_up = (threadIdx.x / 4 & 1) != 0;
-#pragma unroll
-    for (u32 n = 0; n < kOwn; ++n) {
-#pragma unroll
-      for (u32 i = 0; i < 2; ++i) {
-        const f32 low = value[n][i], high = value[n][2 + i], own = has_up ? high : low;
-        const f32 other = __shfl_xor_sync(~0u, has_up ? low : high, 4);
-        value[n][i] = T::swiglu(has_up ? other : own, has_up ? own : other);
-      }
-    }
-  }
-
-  // COUNT: of a thread's outputs in each tile. Loads go out before the first store.
-  template <u32 COUNT>
-  GPURT_FN static void add_and_store(const TaskRecord& task, const Place& place, Sums& value) {
-    if (task.addr[T::kArgResidual] != 0) {
-      const f32* residual = arg<const f32>(task, T::kArgResidual);
-      f32 held[kOwn][COUNT];
-#pragma unroll
-      for (u32 n = 0; n < kOwn; ++n) {
-#pragma unroll
-        for (u32 i = 0; i < COUNT; ++i)
-          held[n][i] = place.has(n, i) ? residual[place.at(n, i)] : 0.0f;
-      }
-#pragma unroll
-      for (u32 n = 0; n < kOwn; ++n) {
-#pragma unroll
-        for (u32 i = 0; i < COUNT; ++i) value[n][i] = __fadd_rn(value[n][i], held[n][i]);
-      }
-    }
-    if (task.param[T::kYDtype] == kBf16) {
-      store<COUNT>(arg<u16>(task, T::kArgY), place, value);
-    } else {
-      store<COUNT>(arg<f32>(task, T::kArgY), place, value);
-    }
-  }
-
-  GPURT_FN static void convert(f32 v, f32& to) { to = v; }
-  GPURT_FN static void convert(f32 v, u16& to) { to = static_cast<u16>(pack_bf16x2(v, 0.0f)); }
-
-  template <u32 COUNT, class Y>
-  GPURT_FN static void store(Y* y, const Place& place, const Sums& value) {
-#pragma unroll
-    for (u32 n = 0; n < kOwn; ++n) {
-#pragma unroll
-      for (u32 i = 0; i < COUNT; ++i) {
-        if (place.has(n, i)) convert(value[n][i], y[place.at(n, i)]);
-      }
-    }
-  }
-
-  // By the factor of each step row, for packed tiles of this task's size. A row that is not there
-  // takes the last one's, and is not stored.
-  GPURT_FN static void scale_rows(const TaskRecord& task, const Job& job, const Place& place,
-                                  Sums& value) {
-    const f32* factors = arg<const f32>(task, T::kArgNorm) + job.size_log2 * 8;
-    f32 factor[kOwn][2];
-#pragma unroll
-    for (u32 n = 0; n < kOwn; ++n) {
-#pragma unroll
-      for (u32 i = 0; i < 2; ++i) {
-        const u32 row = task.tile[2] + min(place.row + n * 8 + i, job.rows - 1);
-        factor[n][i] = factors[row / 8 * matvec_input::kSizes * 8 + row % 8];
-      }
-    }
-#pragma unroll
-    for (u32 n = 0; n < kOwn; ++n) {
-#pragma unroll
-      for (u32 i = 0; i < 4; ++i) value[n][i] = __fmul_rn(value[n][i], factor[n][i % 2]);
-    }
-  }
-
-  GPURT_FN static f32 scaled(const TaskRecord& task, f32 v) {
-    if constexpr (kMatvecScaled) {
-      if (param_f32(task, kMatvecScale) != 1 || param_f32(task, kMatvecSoftcap) > 0)
-        v = scale_and_cap(v, param_f32(task, kMatvecScale), param_f32(task, kMatvecSoftcap));
-    }
-    return v;
   }
 };
 

@@ -9,7 +9,7 @@
 namespace gpurt::host {
 
 /// A tile of bf16 bit patterns [rows, k], rows a multiple of 16 and k of 64, to its units. kGroup:
-/// columns that a lane owns side by side.
+/// columns that a lane owns side by side; experts' are 16, and lie as their lanes read them.
 template <u32 kGroup>
 void pack_mma16_units(const u16* w, u64 rows, u64 k, u8* units) {
   for (u64 chunk = 0; chunk < k / 64; ++chunk) {
@@ -23,8 +23,15 @@ void pack_mma16_units(const u16* w, u64 rows, u64 k, u8* units) {
             u64 a, b;
             std::memcpy(&a, low + column, 8);
             std::memcpy(&b, high + column, 8);
-            const u64 both[2] = {(a & 0xFFFFFFFF) | b << 32, a >> 32 | (b >> 32) << 32};
-            std::memcpy(units + q / 4 * 512 + (4 * g + c) * 16, both, 16);
+            if (kGroup == 16) {
+              const u64 both[2] = {(a & 0xFFFFFFFF) | b << 32, a >> 32 | (b >> 32) << 32};
+              std::memcpy(units + q / 4 * 512 + (4 * g + c) * 16, both, 16);
+              continue;
+            }
+            u8* to = units + q / 4 * 256 + g * 16 + c * 4;
+            const u32 parts[4] = {static_cast<u32>(a), static_cast<u32>(a >> 32),
+                                  static_cast<u32>(b), static_cast<u32>(b >> 32)};
+            for (u32 i = 0; i < 4; ++i) std::memcpy(to + i / 2 * 1024 + i % 2 * 128, parts + i, 4);
           }
         }
       }

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from gpurt.errors import CacheWarning
 from gpurt.plan import Plan, PlanBuffer
 
-PACKING_VERSION = 1  # of all layouts in graphs/ops/packing*.py: raise it when one changes
+PACKING_VERSION = 2  # of all layouts in graphs/ops/packing*.py: raise it when one changes
 _MARK = b"GPURTPK1"
 _PAGE_BYTES = 4096
 _TAIL_BYTES = 16  # the index's length, the mark

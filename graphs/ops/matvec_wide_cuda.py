@@ -1,7 +1,7 @@
 """matvec on cuda for steps of more than 16 rows: x once into the tensor cores' order, then W x.
 
     matvec_input   x, its norm's weights -> bf16 as the tensor cores take it, and factors a row
-    matvec_wide    that and W -> y: 64 rows of W by up to 128 step rows a task
+    matvec_wide    that and W -> y: units of 64 rows of W by 128 step rows, some a task
 
 W lies as for smaller steps, so both share it, and sums have the order of device/bodies/matvec.cuh:
 the bits of a row are those of a step of 16 rows. device/DESIGN.md says what this costs and why.
@@ -42,7 +42,9 @@ TILE_SIZES = 5  # row tiles of a packed tile: 1, 2, 4, 8, 16
 STEP_TILE = 8  # rows of a step in one mma: its n
 TILES_AT_ONCE = 4  # row tiles of W in a task
 BLOCK_ROWS = 128  # of a step, in a task
-COLUMNS_MAX = 1024 * CHUNK  # a task's order of chunks is a table beside its stages
+CHUNKS_MAX = 1024  # a task's order of chunks is a table beside its stages
+COLUMNS_MAX = CHUNKS_MAX * CHUNK
+UNITS_MAX = 16  # of a task
 INPUT_CHUNKS = 32  # of an input task: as long as a trip to L2 needs to be worth a task
 PARAMS = (
     *("n", "k", "epilogue", "eps", "sampled", "w_dtype", "x_dtype", "y_dtype"),
@@ -110,29 +112,44 @@ def tile_input(op: Operator, target: Target) -> list[Tile]:
 
 
 def tile_wide(op: Operator, target: Target) -> list[Tile]:
-    """Up to 64 rows of W of packed tiles of one size, by up to 128 rows of the step: coords =
-    (first row of W, last, first step row, last).
+    """Units of up to 64 rows of W, of packed tiles of one size, by up to 128 rows of the step. A
+    task has as many as a worker would get: to begin and end one takes microseconds, from a unit to
+    the next less than one. coords = (first row of W, last, first step row, last): of the W rows in
+    between a task has all step rows, so in a short step all tasks have some.
     """
-    del target
+    n, k = op.args["w"].shape
+    rows = op.args["y"].shape[0]
+    size = int(op.params["row_tiles"])
+    ranges = _w_ranges(n, size)
+    steps = [(first, min(first + BLOCK_ROWS, rows)) for first in range(0, rows, BLOCK_ROWS)]
+    units = [(w, step) for w in ranges for step in steps]
+    most = min(-(-len(units) // target.workers), UNITS_MAX, max(1, CHUNKS_MAX // -(-k // CHUNK)))
+    # Those behind are of other packed sizes, or smaller.
+    whole = n // (size * ROW_TILE) * size // TILES_AT_ONCE * len(steps)
+    cut = [units[i : min(i + most, whole)] for i in range(0, whole, most)]
+    return [_tile_of(op, own) for own in [*cut, *([unit] for unit in units[whole:])]]
+
+
+def _tile_of(op: Operator, units: list[tuple[tuple[int, int], tuple[int, int]]]) -> Tile:
     args, divisor = op.args, 2 if op.params["epilogue"] else 1
-    n, k = args["w"].shape
-    rows = args["y"].shape[0]
-    tiles = []
-    for begin, end in _w_ranges(n, int(op.params["row_tiles"])):
-        for first in range(0, rows, BLOCK_ROWS):
-            last = min(first + BLOCK_ROWS, rows)
-            own, out = (first, last), (begin // divisor, end // divisor)
-            groups = first // STEP_TILE, -(-last // STEP_TILE)
-            of_x = _input_rows(args["x"], first, groups[1] * STEP_TILE)
-            reads = [of_x, part(args["w"], 0, begin, end)]
-            if "norm" in args:
-                reads.append(part(args["norm"], 0, *groups))
-            if "residual" in args:
-                reads.append(columns(part(args["residual"], 0, *own), *out))
-            y = columns(part(args["y"], 0, *own), *out)
-            cost = 2 * k * (end - begin + last - first)
-            tiles.append(Tile((begin, end, *own), tuple(reads), (y,), None, cost))
-    return tiles
+    of_w: dict[tuple[int, int], tuple[int, int]] = {}  # step rows: rows of W
+    for w, step in units:
+        of_w[step] = (of_w.get(step, w)[0], w[1])
+    reads, writes = [part(args["w"], 0, units[0][0][0], units[-1][0][1])], []
+    for (first, last), (begin, end) in of_w.items():
+        own, out = (first, last), (begin // divisor, end // divisor)
+        groups = first // STEP_TILE, -(-last // STEP_TILE)
+        reads.append(_input_rows(args["x"], first, groups[1] * STEP_TILE))
+        if "norm" in args:
+            reads.append(part(args["norm"], 0, *groups))
+        if "residual" in args:
+            reads.append(columns(part(args["residual"], 0, *own), *out))
+        writes.append(columns(part(args["y"], 0, *own), *out))
+    (begin, _), (first, _) = units[0]
+    (_, end), (_, last) = units[-1]
+    k = args["w"].shape[1]
+    cost = sum(2 * k * (w[1] - w[0] + step[1] - step[0]) for w, step in units)
+    return Tile((begin, end, first, last), tuple(reads), tuple(writes), None, cost)
 
 
 def _input_rows(x: Region, begin: int, end: int) -> Region:

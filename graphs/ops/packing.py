@@ -7,8 +7,10 @@ pack a weight once, when a plan is loaded; device/bodies/X.cuh reads the layout.
 tiles of R row tiles of 16 rows; what remains is cut into smaller powers of two. A tile is
 
     for each chunk of 64 columns, for each of its row tiles: a unit of 16 rows x 64 columns, 2 KB
-    unit: for each mma j, for each lane (g = lane / 4, c = lane % 4): 8 elements, 16 bytes
-          element (half, high, e) = W[g + 8 high, column(c, 4 j + 2 half + e)]
+    unit: for each 8 of its rows (high), for each mma j and half of its k, a core of 8 rows x 8
+          columns as the tensor cores of sm_90 take them from shared memory: 16 bytes a row g,
+          in which lane (g, c) of an mma has elements 2 c and 2 c + 1, e of them:
+          element (g, c, e) = W[g + 8 high, column(c, 4 j + 2 half + e)]
           column(c, q) = 4 G (q / G) + G c + q % G
 
 so lane c owns every fourth group of G columns: G = 8 for bf16 x and 4 for f32 x, one granule of 16

@@ -46,6 +46,12 @@ inline bool mbarrier_test_wait(u32 barrier, u32 parity) {
 inline void bulk_copy_to_shared(u32 to, u64 from, u32 bytes, u32 barrier) {
   emu::bulk_copy(to, reinterpret_cast<const void*>(from), bytes, barrier);
 }
+inline void mbarrier_arrive_expect_if(bool arrives, u32 barrier, u32 bytes) {
+  if (arrives) mbarrier_arrive_expect(barrier, bytes);
+}
+inline void bulk_copy_to_shared_if(bool copies, u32 to, u64 from, u32 bytes, u32 barrier) {
+  if (copies) bulk_copy_to_shared(to, from, bytes, barrier);
+}
 inline void copy16_to_shared(u32 to, u64 from) {
   emu::copy16(to, reinterpret_cast<const void*>(from));
 }
@@ -259,22 +265,24 @@ inline void mma_m16n8k16_bf16(f32 (&d)[4], const uint4& a, u32 b0, u32 b1) {
   }
 }
 
-inline void warps_mma_begin(f32 (&)[4][4], f32 (&)[4][4]) {}
-inline void warps_mma_wait(f32 (&)[4][4], f32 (&)[4][4]) {}
+inline void warps_mma_begin(f32 (&)[8][4]) {}
+inline void warps_mma_commit() {}
+inline void warps_mma_wait(f32 (&)[8][4]) {}
 // In the hardware's fields, each in units of 16 bytes.
 inline u64 warps_mma_operand(u32 at, u32 columns_apart, u32 rows_apart) {
   return u64{rows_apart >> 4} << 32 | (columns_apart >> 4) << 16 | at >> 4;
 }
-// Each warp's part, by the products of one warp: b's fragments are words of its cores.
-inline void warps_mma_m64n32k16_bf16(f32 (&d)[4][4], const uint4& a, u64 b) {
-  const u32 at = (b & 0x3FFF) << 4, columns_apart = (b >> 16 & 0x3FFF) << 4;
-  const u32 rows_apart = (b >> 32 & 0x3FFF) << 4;
-  for (u32 n = 0; n < 4; ++n) {
-    const u32 word = at + n * rows_apart + emu::lane() * 4;
-    const u32 first = *aligned<const u32>(in_shared(word));
-    const u32 second = *aligned<const u32>(in_shared(word + columns_apart));
-    mma_m16n8k16_bf16(d[n], a, first, second);
-  }
+// Each warp's part, by the products of one warp: fragments are words of cores.
+inline void warps_mma_m64n64k16_bf16(f32 (&d)[8][4], u64 a, u64 b) {
+  const auto word = [](u64 operand, u32 rows, u32 columns) {
+    const u32 at = (operand & 0x3FFF) << 4, columns_apart = (operand >> 16 & 0x3FFF) << 4;
+    const u32 rows_apart = (operand >> 32 & 0x3FFF) << 4;
+    return *aligned<const u32>(
+        in_shared(at + rows * rows_apart + columns * columns_apart + emu::lane() * 4));
+  };
+  const u32 rows = threadIdx.x / 32 % 4 * 2;
+  const uint4 of_a{word(a, rows, 0), word(a, rows + 1, 0), word(a, rows, 1), word(a, rows + 1, 1)};
+  for (u32 n = 0; n < 8; ++n) mma_m16n8k16_bf16(d[n], of_a, word(b, n, 0), word(b, n, 1));
 }
 
 }  // namespace gpurt

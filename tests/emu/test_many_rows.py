@@ -121,3 +121,12 @@ def test_the_command_line_takes_both_sizes(
         seen.append(json.loads(capsys.readouterr().out)["token_ids"])
     assert len(seen[0]) == 3
     assert seen[0] == seen[1]
+
+
+UNITS = [test_matvec.Case(432, 192, norm=True), test_matvec.Case(4864, 80)]
+
+
+@pytest.mark.parametrize("case", UNITS, ids=str)
+def test_units_of_a_task_of_matvec(case: Any) -> None:
+    """One after another in the same stages; in short steps a task has fewer."""
+    test_matvec.check_many_rows(case, (24, 128, 160), workers=2)

@@ -70,8 +70,9 @@ def test_every_body_compiles_within_its_registers_and_without_spills_where_hot(
     for way in range(2):  # 1 row: decode
         hot = code.compiled.function(f"hot_loopINS_6matvecELj{way}E")
         # Nothing is stored in a stage loop; 12 bytes are the caller's, read back once. Of a row of
-        # floats six words are kept over its loops.
-        kept = 24 if way == 0 and team == 16 else 0
+        # floats six words are kept over its loops, of one of bf16 two on sm_100a.
+        few = 8 if arch == "sm_100a" else 0
+        kept = (few if way else 24) if team == 16 else 0
         assert hot.spill_store_bytes <= kept, hot
         assert hot.spill_load_bytes <= 12 + 2 * kept, hot
     for name in ("embed", "sample", "rearm"):

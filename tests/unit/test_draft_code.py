@@ -27,5 +27,7 @@ def test_the_drafter_compiles_without_spills(arch: str, team: int) -> None:
     assert drafter.spill_store_bytes == 0
     assert drafter.spill_load_bytes <= 12  # the caller's, read back once
     for way in range(2):
-        kept = 24 if way == 0 and team == 16 else 0  # of a row of floats, over its loops
+        # Of a row of floats, over its loops; on sm_100a of one of bf16 two words.
+        few = 8 if arch == "sm_100a" else 0
+        kept = (few if way else 24) if team == 16 else 0
         assert compiled.function(f"hot_loopINS_6matvecELj{way}E").spill_store_bytes <= kept

@@ -73,13 +73,13 @@ def test_lanes_of_x_have_the_columns_of_their_lanes_of_w(group: int) -> None:
     """One unit of each, numbered by column: element e of lane (g, c) of both is the same column."""
     columns = np.tile(np.arange(64, dtype=np.float32), (16, 1))
     packed = pack(f"mma16g{group}x1", columns, [16, 64], f32)
-    of_w = packed.view(np.uint16).reshape(4, 32, 2, 2, 2)  # mma, lane, half, high, element
+    of_w = packed.view(np.uint16).reshape(2, 4, 2, 32, 2)  # high, mma, half, lane, element
     tiles = in_lanes(columns[:8], group).reshape(16, 4, 2, 32, 2)  # mma, half, lane, element
     of_x = tiles[0]
     for mma in range(4):
         for half in range(2):
             x = of_x[mma, half]
-            w_bits = of_w[mma, :, half, 0].astype(np.uint32) << 16
+            w_bits = of_w[0, mma, half].astype(np.uint32) << 16
             assert np.array_equal(x, w_bits.view(np.float32)), (mma, half)
 
 

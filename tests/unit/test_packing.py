@@ -28,8 +28,7 @@ def unpack(
     for begin, end in packing.mma16_tiles(n, tile_rows):
         for chunk in range(-(-k // 64)):
             for row_tile in range(-(-(end - begin) // 16)):
-                for j, lane, i in np.ndindex(4, 32, 8):
-                    g, c, half, high, e = lane // 4, lane % 4, i // 4, i // 2 % 2, i % 2
+                for high, j, half, g, c, e in np.ndindex(2, 4, 2, 8, 4, 2):
                     row = begin + row_tile * 16 + g + 8 * high
                     q = 4 * j + 2 * half + e
                     column = chunk * 64 + 4 * group * (q // group) + group * c + q % group

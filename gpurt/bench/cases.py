@@ -262,7 +262,7 @@ def _attention() -> list[Case]:
     return [case(f"attention-{name}", position) for name, position in figures.items()]
 
 
-_PROMPT_ROWS = 256  # of a step: weights are read once for all of them
+_PROMPT_ROWS = 512  # of a step: weights are read once for all of them
 
 
 def _first_tokens() -> list[Case]:

@@ -42,12 +42,9 @@ struct draft_walk {
 
   __device__ static void run(const TaskRecord& task, const BodyContext& context) {
     Scratch& scratch = *reinterpret_cast<Scratch*>(context.scratch);
-    const u32 slot = task.tile[0], samples = context.step->sample_count;
+    const u32 slot = task.tile[0];
     u32 first = 0, masks = 0;  // the same for all threads
-    while (first < samples && slot_of_sample(context, first) != slot) ++first;
-    while (first + masks < samples && masks < kProposalsPerSlot &&
-           slot_of_sample(context, first + masks) == slot)
-      ++masks;
+    find_masks(context, slot, first, masks);
     if (masks == 0) return;
     collect(task, context, first, masks, scratch);
     if (context.thread == 0) {
@@ -78,8 +75,18 @@ struct draft_walk {
   }
 
  private:
-  __device__ static u32 slot_of_sample(const BodyContext& context, u32 j) {
-    return context.rows[context.sample_rows[j]].slot;
+  // The samples of a slot, which lie side by side: a lane each.
+  GPURT_FN static void find_masks(const BodyContext& context, u32 slot, u32& first, u32& masks) {
+    const u32 samples = context.step->sample_count, lane = context.thread % 32;
+#pragma unroll 1
+    for (u32 base = 0; base < samples; base += 32) {
+      const u32 j = base + lane;
+      const bool is_own = j < samples && context.rows[context.sample_rows[j]].slot == slot;
+      const u32 bits = __ballot_sync(~0u, is_own);
+      if (bits == 0) continue;
+      if (masks == 0) first = base + __ffs(static_cast<i32>(bits)) - 1;
+      masks = min(masks + __popc(bits), kProposalsPerSlot);
+    }
   }
 
   __device__ static void collect(const TaskRecord& task, const BodyContext& context, u32 first,

@@ -1,4 +1,5 @@
 // sample on the GPU: one token for every sample row. The definition is in graphs/ops/sample.py.
+// A tile is some of them.
 //
 // No sort. Logits are ordered by (value, then lower index); what is looked for is always the first
 // element, in falling order, at which a running sum passes a target: of counts (top_k), or of
@@ -48,7 +49,8 @@ struct sample {
     row.vocab = task.param[0];
     row.payload = (task.payload_mask & 1) != 0;
     const f32* logits = context.address<const f32>(task, 0);
-    for (u32 j = 0; j < context.step->sample_count; ++j) {
+    const u32 end = min(task.tile[1], context.step->sample_count);
+    for (u32 j = task.tile[0]; j < end; ++j) {
       const RowState& state = context.rows[context.sample_rows[j]];
       const SlotState& slot = context.slots[state.slot];
       row.logits = logits + u64(j) * row.vocab;

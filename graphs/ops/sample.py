@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurt.body import Arg, Body, StepRows, Target, Tile
-from gpurt.graphs.ops.regions import required
+from gpurt.graphs.ops.regions import part, required
 
 if TYPE_CHECKING:
     from gpurt.graph import Graph, Operand, Operator
 
 _MASK = (1 << 64) - 1
+_TASKS_CUDA = 16
 
 
 def sample(graph: Graph, logits: Operand, *, name: str = "sample") -> Operator:
@@ -32,11 +33,23 @@ def sample(graph: Graph, logits: Operand, *, name: str = "sample") -> Operator:
 
 
 def tile_sample(op: Operator, target: Target) -> list[Tile]:
-    """One task."""
-    del target
-    logits = op.args["logits"]
+    """One task; on cuda a task a row, up to as many as rows of a decode step: rows of a proposal
+    are all sampled, and of a large vocabulary each is a megabyte for one SM.
+    """
+    logits, sampled = op.args["logits"], op.args["sampled"]
+    cost_bytes = 4 * int(op.params["vocab"])
+    if target.kind != "cuda":
+        return [Tile((0, 0, 0, 0), (logits,), (sampled,), cost_bytes=cost_bytes)]
+    rows = logits.shape[0]
+    block = -(-rows // _TASKS_CUDA)
     return [
-        Tile((0, 0, 0, 0), (logits,), (op.args["sampled"],), cost_bytes=4 * int(op.params["vocab"]))
+        Tile(
+            (low, min(low + block, rows), 0, 0),
+            (part(logits, 0, low, min(low + block, rows)),),
+            (part(sampled, 0, low, min(low + block, rows)),),
+            cost_bytes=cost_bytes,
+        )
+        for low in range(0, rows, block)
     ]
 
 

@@ -33,7 +33,7 @@ from gpurt.graphs.ops.draft_rows import draft_rows
 from gpurt.graphs.ops.draft_walk import draft_walk
 from gpurt.graphs.ops.embed import embed
 from gpurt.graphs.ops.matvec import matvec
-from gpurt.graphs.streams import Stream, normed_matvec, with_normed
+from gpurt.graphs.streams import Stream, normed_matvec, passed_on, with_normed
 from gpurt.graphs.weights import rotary_frequencies, rotary_table
 
 if TYPE_CHECKING:
@@ -227,6 +227,7 @@ class _Builder:
         self.capacity = min(graph.slots, graph.rows) * block
         # Of rows that matvecs read: they would round them to bf16 themselves.
         self.dtype = bf16 if target.weight_dtype == bf16 else f32
+        self.rounds = self.dtype == bf16 and config.conv_taps > 0  # the body that does is there
         self.vectors: dict[str, Buffer] = {}
         self.page_tables = {w: self.page_table(w) for w in sorted(set(config.windows))}
         frequencies = rotary_frequencies(config.theta, config.head_dim)
@@ -255,20 +256,34 @@ class _Builder:
             self.propose(x, proposals)
 
     # ---- the context's keys and values -------------------------------------------------------
-    def features(self) -> Buffer:
-        """The sum over taps of fc's part times the stream: fc of the streams beside each other."""
+    def features(self) -> Stream:
+        """The sum over taps of fc's part times the stream: fc of the streams beside each other.
+        Where matvecs read bf16 taps are rounded once, and the sum is normed once.
+        """
         graph, config, fc = self.graph, self.config, self.weights["fc.weight"]
         total: Buffer | None = None
+        rounded: dict[int, Buffer] = {}
         for index, layer in enumerate(config.taps):
             part = self.share(read.cut(fc, 1, index, len(config.taps)), 0)
             y = graph.row_activation(f"draft.fc[{index}]", part.shape[0], f32)
             w = self.weight(f"draft.fc[{index}].w", [part])
-            matvec(graph, self.target.streams[layer], w, y, residual=total, name="fc")
+            tap = self.target.streams[layer]
+            if self.rounds and layer not in rounded:
+                rounded[layer] = graph.row_activation(f"draft.tap[{index}]", config.hidden, bf16)
+                passed_on(graph, tap, rounded[layer], name="tap")
+            matvec(graph, rounded.get(layer, tap), w, y, residual=total, name="fc")
             total = y
         assert total is not None
-        return all_gather(graph, total, self.ranks)
+        gain = self.vector("draft.hidden_norm", "hidden_norm.weight")
+        whole = Stream(all_gather(graph, total, self.ranks), gain)
+        if not self.rounds:
+            return whole
+        y = graph.row_activation("draft.context", config.hidden, f32)
+        x, options = with_normed(graph, Stream(y, gain), bf16, config.eps)
+        passed_on(graph, whole.s, y, name="context", **options)
+        return x
 
-    def inject(self, layer: int, context: Buffer) -> _Cache:
+    def inject(self, layer: int, context: Stream) -> _Cache:
         """Adds the keys and values of the step's rows to a layer's cache."""
         graph, config, at = self.graph, self.config, f"draft.layers[{layer}]"
         own, width = f"layers.{layer}.self_attn", self.kv_heads * config.head_dim
@@ -287,8 +302,7 @@ class _Builder:
             pages,
         )
         kv = graph.row_activation(f"{at}.context.kv", 2 * width, f32)
-        norm = self.vector("draft.hidden_norm", "hidden_norm.weight")
-        matvec(graph, context, cache.w, kv, norm=norm, eps=config.eps, name="context_kv")
+        self.normed_matvec(context, cache.w, kv, name="context_kv")
         self.attention(layer, cache, None, kv, None, name="inject")
         return cache
 

@@ -5,12 +5,19 @@ A matvec of such a row need not norm it, nor convert it, in every one of its tas
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any, NamedTuple
 
-from gpurt.buffer import Buffer, DType
+import numpy as np
+
+from gpurt.buffer import Buffer, DType, f32
 from gpurt.graph import Graph, Operand
 from gpurt.graphs.collectives import like
+from gpurt.graphs.ops.block_conv import block_conv
 from gpurt.graphs.ops.matvec import matvec
+
+_GROUP = 2048  # columns that share a coefficient, at most
 
 
 class Stream(NamedTuple):
@@ -34,3 +41,18 @@ def normed_matvec(
     if x.normed is None:
         options |= {"norm": x.norm, "eps": eps}
     matvec(graph, x.normed or x.s, w, y, **options)
+
+
+def passed_on(graph: Graph, x: Buffer, y: Buffer, *, name: str, **options: Any) -> None:
+    """Y = x of the step's rows, in y's dtype: a convolution of one tap that is 1. options: a norm,
+    as `with_normed` gives them.
+    """
+    hidden = y.shape[-1]
+    one = _constant(graph, "streams.one", [2, 1, hidden], 1.0)
+    none = _constant(graph, "streams.none", [graph.rows, 2 * hidden // math.gcd(hidden, _GROUP)], 0)
+    block_conv(graph, x, none, one, y, side=0, name=name, **options)
+
+
+def _constant(graph: Graph, name: str, shape: list[int], value: float) -> Buffer:
+    there = next((b for b in graph.buffers if b.name == name), None)
+    return there or graph.weight(name, shape, f32, partial(np.full, shape, value, np.float32))

@@ -113,9 +113,9 @@ def tile_input(op: Operator, target: Target) -> list[Tile]:
 
 def tile_wide(op: Operator, target: Target) -> list[Tile]:
     """Units of up to 64 rows of W, of packed tiles of one size, by up to 128 rows of the step. A
-    task has as many as a worker would get: to begin and end one takes microseconds, from a unit to
-    the next less than one. coords = (first row of W, last, first step row, last): of the W rows in
-    between a task has all step rows, so in a short step all tasks have some.
+    task has as many as a worker would get, one after another. coords = (first row of W, last,
+    first step row, last): of the W rows in between it has all step rows, so in a short step all
+    tasks have some.
     """
     n, k = op.args["w"].shape
     rows = op.args["y"].shape[0]

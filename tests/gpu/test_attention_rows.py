@@ -138,4 +138,4 @@ def test_tiles_cover_every_row_and_none_twice() -> None:
             for head in range(PLAIN.kv_heads):
                 ranges = [t.coords[3] for t in tiles if t.coords[0] == head]
                 rows: list[Any] = [r for at in ranges for r in range(at & 0xFFFF, at >> 16)]
-                assert rows == list(range(100))
+                assert sorted(rows) == list(range(100))  # in any order: late rows take longest

@@ -31,7 +31,7 @@ def slot_states(count: int, **values: Any) -> np.ndarray[Any, Any]:
 def tokens(logits: np.ndarray[Any, Any], step: Step, team: int = 16) -> list[int]:
     buffer = np.full((ROWS, logits.shape[1]), np.nan, np.float32)
     buffer[: len(logits)] = logits
-    out = runner(team).run([buffer, None], [logits.shape[1]], [(0, 0, 0, 0)], step)
+    out = runner(team).run([buffer, None], [logits.shape[1]], [(0, ROWS, 0, 0)], step)
     assert out[-1] is not None
     return [int(t) for t in out[-1][: len(step.sample_rows)]]
 

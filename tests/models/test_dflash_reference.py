@@ -14,7 +14,8 @@ from tests.helpers.dflash import BASE, CASES, make_dflash, package_model
 
 pytestmark = [pytest.mark.reference, pytest.mark.timeout(120)]
 
-TOLERANCE = 1e-5  # of the largest value: float32 sums in another order
+# Of the largest value: float32 sums in another order, 1.3e-5 on a CPU with AVX-512.
+TOLERANCE = 5e-5
 ANCHORS = (1, 4, 13, 30)
 
 

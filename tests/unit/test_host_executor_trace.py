@@ -77,8 +77,11 @@ def test_a_full_ring_keeps_the_newest_spans_and_counts_the_dropped():
     assert len(newest) == 64
     assert newest[-1]["step"] == 99
     assert newest[-1]["task"] == tasks - 1
-    assert set(raw.sampled[0]["step"].tolist()) <= set(range(0, 100, 10))
-    assert raw.sampled[0][-1]["step"] == 90
+    sampled = set(raw.sampled[0]["step"].tolist())
+    assert max(sampled) >= 90
+    lengths = {int(s["step"]): int(s["end_ns"] - s["begin_ns"]) for s in raw.summaries}
+    for step in sampled - set(range(0, 100, 10)):  # kept because it was slow: longer than others
+        assert lengths[step] > 0.99 * lengths[step - 1]
 
 
 @pytest.mark.parametrize("policy", ["static", "ready"])

@@ -39,6 +39,8 @@ CASES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("test_chain", "test_row_0_has_the_same_bits_every_way", (16, 16, "payload")),
     ("test_chain", "test_row_0_has_the_same_bits_every_way", (16, 1, "counter")),
     ("test_chain", "test_every_layer_is_its_matrix_times_the_one_before", ()),
+    ("test_sample", "test_greedy_takes_the_largest_and_the_lowest_of_equals", (512,)),
+    ("test_sample", "test_rows_of_several_slots_use_their_own_values", ()),
     ("test_combine", "test_combine_equals_its_reference", ((144, 3, 13), True, True, 5)),
     ("test_combine", "test_bits_do_not_depend_on_rows_or_team", ((64, 32, 40),)),
     *(
